@@ -1,0 +1,81 @@
+"""The tree of errors that kvlb raises on purpose.
+
+Knows which HTTP status and OpenAI error type each has when it reaches a client. Never raised for our own mistakes: those are
+asserts. Errors of libraries are translated into these at the edge, in one place each.
+
+    BalancerError
+    |-- ConfigError        a setting, a flag or a file; start-up ends with exit code 2
+    `-- RequestError       reaches the client as an OpenAI error object
+        |-- BadRequest         400  the body cannot be used as it is
+        |-- BodyTooLarge       413
+        |-- UnknownModel       404
+        |-- UnknownPath        404
+        |-- NoReplica          503  nothing can serve this now (with Retry-After)
+        |-- UpstreamFailed     502  the replica broke off before its first byte, and no other one was left
+        `-- UpstreamTimeout    504
+"""
+
+from typing import ClassVar
+
+
+class BalancerError(Exception):
+    """Base of all errors raised by kvlb on purpose."""
+
+
+class ConfigError(BalancerError):
+    """A setting cannot be used; the message names its path and the remedy."""
+
+
+class RequestError(BalancerError):
+    """Base of what a client is told; ``param`` names the field of the body that is at fault."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "internal_error"
+    code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+
+class BadRequest(RequestError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class BodyTooLarge(RequestError):
+    status = 413
+    type = "invalid_request_error"
+    code = "body_too_large"
+
+
+class UnknownModel(RequestError):
+    status = 404
+    type = "invalid_request_error"
+    code = "model_not_found"
+
+
+class UnknownPath(RequestError):
+    status = 404
+    type = "invalid_request_error"
+    code = "unknown_path"
+
+
+class NoReplica(RequestError):
+    status = 503
+    type = "service_unavailable_error"
+    code = "no_replica"
+
+
+class UpstreamFailed(RequestError):
+    status = 502
+    type = "upstream_error"
+    code = "replica_failed"
+
+
+class UpstreamTimeout(RequestError):
+    status = 504
+    type = "upstream_error"
+    code = "replica_timeout"

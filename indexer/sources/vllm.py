@@ -1,0 +1,379 @@
+"""vLLM's ZMQ publishers: one SUB socket each, and a DEALER while a replay is under way, all read by one thread of its own.
+
+Knows sockets, time-outs and frames (vLLM 0.11 - 0.32); what they mean is decided by ``indexer.stream``. The thread does
+nothing but read, so a slow gateway never makes a publisher drop: RCVHWM is 0 on every socket, and decoded steps are handed
+over through ``deliver``, which must not block. Identity comes from the connection that was configured, never from the topic.
+"""
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import msgspec
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from indexer.errors import WireError
+from indexer.index import ReplicaId
+from indexer.stream import EventStream, Forget, Replay, Step
+from indexer.wire import Batch, decode
+
+log = logging.getLogger(__name__)
+
+END_MARKER: Final = b"\xff" * 8
+READ_AT_ONCE: Final = 2_000
+"""Messages taken from one publisher before the others have their turn."""
+
+HEARTBEAT_MS: Final = 5_000
+"""ZMTP ping interval; a peer silent for twice as long is a broken connection, even if TCP has not noticed."""
+
+TICK: Final = 0.1
+"""Seconds between looks at what is due by time alone."""
+
+_Socket: TypeAlias = zmq.Socket[bytes]
+
+MONITORED: Final = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+
+
+class Publisher(msgspec.Struct, frozen=True):
+    """Where one replica publishes its KV events.
+
+    ``replay`` is the publisher's replay endpoint, or None when it has none (vLLM's default). ``topic`` is the prefix to
+    subscribe to; empty means everything.
+    """
+
+    replica: ReplicaId
+    events: str
+    replay: str | None = None
+    topic: str = ""
+
+
+class ReaderSettings(msgspec.Struct, frozen=True):
+    """Time-outs of the reader, in seconds."""
+
+    replay_timeout: float = 5.0
+    """Silence after which a replay is taken for unanswered; an idle vLLM answers after at most 0.1 s."""
+    recheck_first: float = 1.0
+    """After a connection was made: long enough that the subscription has certainly reached the publisher."""
+    recheck_idle: float = 30.0
+    """A publisher silent for this long is asked whether we have its last batch."""
+
+
+class PublisherStatus(msgspec.Struct, frozen=True):
+    """What an operator wants to know of one subscription."""
+
+    is_connected: bool
+    is_complete: bool
+    is_replaying: bool
+    incarnation: int
+    next_sequence: int | None
+    last_event_age: float | None
+    """Seconds since the last live batch; None before the first."""
+    counters: dict[str, int]
+
+
+class _Subscription:
+    """One publisher's sockets and stream. Lives in the reader's thread."""
+
+    def __init__(self, context: zmq.Context[_Socket], publisher: Publisher, settings: ReaderSettings) -> None:
+        self.publisher = publisher
+        self.settings = settings
+        self.stream = EventStream(has_replay=publisher.replay is not None)
+        self.counters: Counter[str] = Counter()
+        self.is_connected = False
+        self.last_live: float | None = None
+        self._context = context
+        self._replay_deadline: float | None = None
+        self._recheck_at: float | None = None
+        self.dealer: _Socket | None = None
+        self.sub = self._socket(zmq.SUB)
+        self.sub.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        self.sub.setsockopt(zmq.HEARTBEAT_TIMEOUT, 2 * HEARTBEAT_MS)
+        self.sub.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
+        self.monitor: _Socket = self.sub.get_monitor_socket(MONITORED)
+        self.sub.setsockopt(zmq.SUBSCRIBE, publisher.topic.encode())
+        self.sub.connect(publisher.events)
+
+    def _socket(self, kind: int) -> _Socket:
+        new = self._context.socket(kind)
+        new.setsockopt(zmq.RCVHWM, 0)
+        new.setsockopt(zmq.LINGER, 0)
+        new.setsockopt(zmq.IPV6, 1)
+        return new
+
+    def sockets(self) -> list[_Socket]:
+        return [sock for sock in (self.sub, self.monitor, self.dealer) if sock is not None]
+
+    def close(self) -> None:
+        self.sub.disable_monitor()
+        self.monitor.close(0)
+        self.sub.close(0)
+        self._end_replay()
+
+    def read(self, now: float) -> list[Step]:
+        """Everything that has arrived, as steps."""
+        live = _receive_all(self.sub)
+        # After the messages, not before: a reconnect that lies between two of them must not be seen later than both.
+        steps = self._read_monitor(now)
+        for frames in live:
+            steps += self._live(frames, now)
+        if self.dealer is not None:
+            for frames in _receive_all(self.dealer):
+                steps += self._replayed(frames, now)
+        return self._obey(steps, now)
+
+    def tick(self, now: float) -> list[Step]:
+        """What is due by time alone."""
+        steps: list[Step] = []
+        if self._replay_deadline is not None and now >= self._replay_deadline:
+            self.counters["replays_unanswered"] += 1
+            self._end_replay()
+            steps += self.stream.replay_ended(answered=False)
+        if self.is_connected and self._recheck_at is not None and now >= self._recheck_at:
+            self._recheck_at = now + self.settings.recheck_idle
+            steps += self.stream.recheck()
+        return self._obey(steps, now)
+
+    def status(self, now: float) -> PublisherStatus:
+        stream = self.stream
+        return PublisherStatus(
+            is_connected=self.is_connected,
+            is_complete=stream.is_complete and not stream.pending,
+            is_replaying=stream.is_replaying,
+            incarnation=stream.incarnation,
+            next_sequence=stream.next_sequence,
+            last_event_age=None if self.last_live is None else now - self.last_live,
+            counters={
+                **self.counters,
+                "gaps": stream.gaps,
+                "replays": stream.replays,
+                "lost_batches": stream.lost_batches,
+                "duplicates": stream.duplicates,
+            },
+        )
+
+    def _read_monitor(self, now: float) -> list[Step]:
+        steps: list[Step] = []
+        for frames in _receive_all(self.monitor):
+            event = parse_monitor_message(frames)["event"]
+            if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                self.is_connected = True
+                self.counters["connections"] += 1
+                self._recheck_at = now + self.settings.recheck_first
+                steps += self.stream.connected()
+            elif event == zmq.Event.DISCONNECTED and self.is_connected:
+                self.is_connected = False
+                self._end_replay()
+                steps += self.stream.disconnected()
+        return steps
+
+    def _live(self, frames: list[bytes], now: float) -> list[Step]:
+        if len(frames) != 3 or len(frames[1]) != 8:
+            self.counters["malformed_messages"] += 1
+            return []
+        self.last_live = now
+        self._recheck_at = now + self.settings.recheck_idle
+        return self.stream.receive(int.from_bytes(frames[1], "big"), self._batch(frames[2]))
+
+    def _replayed(self, frames: list[bytes], now: float) -> list[Step]:
+        # vLLM <= 0.24 answers [b"", seq, payload], >= 0.26 [b"", topic, seq, payload]: read from the end.
+        if len(frames) < 3 or len(frames[-2]) != 8:
+            self.counters["malformed_messages"] += 1
+            return []
+        if frames[-2] == END_MARKER:
+            self._end_replay()
+            return self.stream.replay_ended()
+        self._replay_deadline = now + self.settings.replay_timeout
+        return self.stream.replayed(int.from_bytes(frames[-2], "big"), self._batch(frames[-1]))
+
+    def _batch(self, payload: bytes) -> Batch:
+        try:
+            batch = decode(payload)
+        except WireError as error:
+            batch = Batch(0.0, [], None, (str(error),))
+        self.counters["batches"] += 1
+        if batch.skipped:
+            self.counters["events_skipped"] += len(batch.skipped)
+            log.debug("%s: event skipped: %s", self.publisher.replica, batch.skipped[0])
+        return batch
+
+    def _obey(self, steps: list[Step], now: float) -> list[Step]:
+        """Ask for the replay that the steps end with; the rest is for whoever keeps the index."""
+        asked = [step for step in steps if isinstance(step, Replay)]
+        if asked and self.stream.is_replaying:
+            self._begin_replay(asked[-1].start, now)
+        return [step for step in steps if not isinstance(step, Replay)]
+
+    def _begin_replay(self, start: int, now: float) -> None:
+        # A new socket each time: answers to an earlier request must not be taken for answers to this one.
+        self._end_replay()
+        assert self.publisher.replay is not None
+        self.dealer = self._socket(zmq.DEALER)
+        self.dealer.connect(self.publisher.replay)
+        self.dealer.send_multipart([b"", start.to_bytes(8, "big")])
+        self._replay_deadline = now + self.settings.replay_timeout
+
+    def _end_replay(self) -> None:
+        self._replay_deadline = None
+        if self.dealer is not None:
+            self.dealer.close(0)
+            self.dealer = None
+
+
+def _receive_all(sock: _Socket) -> list[list[bytes]]:
+    messages: list[list[bytes]] = []
+    with contextlib.suppress(zmq.Again):
+        while len(messages) < READ_AT_ONCE:
+            messages.append(sock.recv_multipart(zmq.NOBLOCK))
+    return messages
+
+
+class EventReader:
+    """Reads all publishers in one thread and hands over, per replica, what to apply, forget or count as lost.
+
+    ``deliver(replica, steps)`` is called in the reader's thread and must not block. ``add``, ``remove`` and ``close`` may be
+    called from any thread.
+    """
+
+    def __init__(
+        self, deliver: Callable[[ReplicaId, list[Step]], None], settings: ReaderSettings | None = None
+    ) -> None:
+        self._deliver = deliver
+        self._settings = settings or ReaderSettings()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._subscriptions: dict[ReplicaId, _Subscription] = {}
+        self._registered: dict[ReplicaId, dict[int, _Socket]] = {}
+        self._next_tick = 0.0
+        self._context: zmq.Context[_Socket] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, 8_192)
+        self._selector = selectors.DefaultSelector()
+        self._wake_out, self._wake_in = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._wake_in.setblocking(False)
+        self._selector.register(self._wake_out, selectors.EVENT_READ, None)
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="kvlb-events", daemon=True)
+        self._thread.start()
+
+    def add(self, publisher: Publisher) -> None:
+        """Subscribe; a publisher of the same replica is replaced."""
+        self._command(lambda: self._add(publisher))
+
+    def remove(self, replica: ReplicaId) -> None:
+        """Unsubscribe; steps that are already handed over may still be on their way."""
+        self._command(lambda: self._remove(replica))
+
+    def status(self) -> dict[ReplicaId, PublisherStatus]:
+        """A view of every subscription."""
+        now = time.monotonic()
+        return {replica: sub.status(now) for replica, sub in list(self._subscriptions.items())}
+
+    def close(self) -> None:
+        """Stop reading and close every socket."""
+        if not self._thread.is_alive():
+            return
+        self._command(self._stop)
+        self._thread.join()
+
+    def _command(self, action: Callable[[], None]) -> None:
+        self._commands.append(action)
+        with contextlib.suppress(BlockingIOError, OSError):  # full: the thread is woken already; closed: it has ended
+            self._wake_in.send(b"\0")
+
+    def _stop(self) -> None:
+        self._is_closing = True
+
+    def _add(self, publisher: Publisher) -> None:
+        self._remove(publisher.replica)
+        try:
+            subscription = _Subscription(self._context, publisher, self._settings)
+        except zmq.ZMQError as error:
+            log.error("%s: no subscription to %s: %s", publisher.replica, publisher.events, error)  # noqa: TRY400
+            return
+        self._subscriptions[publisher.replica] = subscription
+        self._registered[publisher.replica] = {}
+        self._guarded(subscription, self._read)
+
+    def _remove(self, replica: ReplicaId) -> None:
+        subscription = self._subscriptions.pop(replica, None)
+        if subscription is not None:
+            for fd in self._registered.pop(replica):
+                self._selector.unregister(fd)
+            subscription.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                ready = self._selector.select(timeout=0.25)
+                for subscription in {key.data for key, _ in ready if key.data is not None}:
+                    self._guarded(subscription, self._read)
+                with contextlib.suppress(BlockingIOError):
+                    self._wake_out.recv(4096)
+                while self._commands:
+                    self._commands.popleft()()
+                self._tick()
+        except Exception:
+            log.exception("the event reader has stopped; the index no longer follows the engines")
+            raise
+        finally:
+            for replica in list(self._subscriptions):
+                self._remove(replica)
+            self._selector.close()
+            self._wake_in.close()
+            self._wake_out.close()
+            self._context.destroy(0)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if now < self._next_tick:
+            return
+        self._next_tick = now + TICK
+        for subscription in list(self._subscriptions.values()):
+            self._guarded(subscription, self._tick_one)
+
+    def _guarded(self, subscription: _Subscription, action: Callable[[_Subscription], None]) -> None:
+        """A fault met while serving one publisher costs that publisher a fresh start, and the others nothing."""
+        publisher = subscription.publisher
+        if self._subscriptions.get(publisher.replica) is not subscription:
+            return
+        try:
+            action(subscription)
+        except Exception:
+            log.exception("%s: the subscription failed and begins anew", publisher.replica)
+            self._deliver(publisher.replica, [Forget("the subscription failed")])
+            self._add(publisher)
+
+    def _tick_one(self, subscription: _Subscription) -> None:
+        self._hand_over(subscription, subscription.tick(time.monotonic()))
+
+    def _read(self, subscription: _Subscription) -> None:
+        while True:
+            self._hand_over(subscription, subscription.read(time.monotonic()))
+            # ZMQ's file descriptor tells of news only once: what is left unread now would stay so.
+            if not any(int(sock.getsockopt(zmq.EVENTS)) & zmq.POLLIN for sock in subscription.sockets()):
+                return
+
+    def _hand_over(self, subscription: _Subscription, steps: list[Step]) -> None:
+        if steps:
+            self._deliver(subscription.publisher.replica, steps)
+        self._watch(subscription)
+
+    def _watch(self, subscription: _Subscription) -> None:
+        """Watch the descriptors of the sockets there are now: replay sockets come and go."""
+        known = self._registered[subscription.publisher.replica]
+        sockets = subscription.sockets()
+        if len(known) == len(sockets) and all(any(old is sock for old in known.values()) for sock in sockets):
+            return
+        for fd in known:
+            self._selector.unregister(fd)
+        known.clear()
+        for sock in sockets:
+            fd = int(sock.getsockopt(zmq.FD))
+            self._selector.register(fd, selectors.EVENT_READ, subscription)
+            known[fd] = sock

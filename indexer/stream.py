@@ -1,0 +1,236 @@
+"""One publisher's batches, put back in order.
+
+Knows sequence numbers, gaps, replays and incarnations. Never knows sockets or clocks: whoever reads the sockets says what
+came (``receive``, ``replayed``), what happened (``connected``, ``disconnected``, ``replay_ended``) and obeys the steps that
+come back, in their order. Between calls: every batch below ``next_sequence`` was applied once or reported ``Lost``; batches
+above it wait in ``pending``.
+
+What vLLM (0.11 - 0.32) makes of it, and why this is not a plain counter:
+
+- the sequence starts at 0 with each engine process, and the first batches after a restart are lost while the subscriber
+  reconnects, so a series can look contiguous across a restart: a reconnect is verified by asking for the last batch again;
+- the replay socket drops frames when its pipe is full, even in the middle, and still sends its end marker: contiguity is
+  checked here, and a replay is over only when it brings nothing new;
+- a replay that starts above what was asked for means that the publisher has thrown the older batches away.
+"""
+
+from typing import Final, TypeAlias
+
+import msgspec
+
+from indexer.wire import Batch
+
+MAX_PENDING: Final = 200_000
+"""Batches kept while a gap is being filled; twice the publisher's own queue (vLLM 0.32: hwm 100,000)."""
+
+MAX_FRUITLESS_REPLAYS: Final = 3
+"""Replays in a row that bring nothing before a gap is given up: the first may have met a publisher that is busy."""
+
+
+class Apply(msgspec.Struct, frozen=True):
+    """These batches come next, in this order."""
+
+    batches: list[Batch]
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """Ask the publisher for its batches from ``start`` on."""
+
+    start: int
+
+
+class Forget(msgspec.Struct, frozen=True):
+    """A new incarnation: the engine's cache began empty, nothing known so far holds."""
+
+    reason: str
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """The batches ``first`` to ``last`` cannot be had any more: what is known of this replica has a hole."""
+
+    first: int
+    last: int
+
+
+Step: TypeAlias = Apply | Replay | Forget | Lost
+
+
+class EventStream:
+    """The state of one publisher's sequence. Changes with every call.
+
+    ``has_replay`` says whether the publisher has a replay socket; without one every gap is lost, and a renewed connection is
+    taken for a new incarnation. Only one replay is under way at a time: a later ``Replay`` step replaces the earlier one.
+    """
+
+    def __init__(self, *, has_replay: bool) -> None:
+        self.has_replay = has_replay
+        self.incarnation = 0
+        self.gaps = 0
+        self.replays = 0
+        self.lost_batches = 0
+        self.duplicates = 0
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self.next_sequence: int | None = 0 if self.has_replay else None
+        self.pending: dict[int, Batch] = {}
+        self.is_complete = False
+        """Whether every batch of this incarnation, from sequence 0 on, was applied or waits in ``pending``."""
+        self._has_lost = False
+        self._live: int | None = None  # last sequence seen live on this connection
+        self._replay_start: int | None = None
+        self._replay_is_fresh = False  # no batch of the replay under way has come yet
+        self._fruitless = 0
+        self._verifying: int | None = None  # the sequence that tells whether the engine is still the same
+        self._last_timestamp: float | None = None  # of the batch below next_sequence: the incarnation's fingerprint
+
+    def __repr__(self) -> str:
+        state = "complete" if self.is_complete else "partial"
+        return (
+            f"<EventStream next {self.next_sequence}, {state}, {len(self.pending)} pending, "
+            f"incarnation {self.incarnation}>"
+        )
+
+    @property
+    def is_replaying(self) -> bool:
+        return self._replay_start is not None
+
+    def connected(self) -> list[Step]:
+        """The subscription stands, for the first time or again."""
+        self._live = None
+        self._fruitless = 0
+        if self.next_sequence is None:
+            return []
+        if not self.has_replay:
+            return self._begin_incarnation("the connection was renewed, and no replay socket can tell by whom")
+        if self.next_sequence == 0:
+            return [self._ask(0)]
+        self._verifying = self.next_sequence - 1
+        self.pending.clear()  # of the connection before: what follows `verifying` is asked for again
+        return [self._ask(self._verifying)]
+
+    def disconnected(self) -> list[Step]:
+        """The transport is gone; whether the engine is, too, is asked when it is back."""
+        self._live = None
+        self._replay_start = None
+        return []
+
+    def receive(self, sequence: int, batch: Batch) -> list[Step]:
+        """A live batch."""
+        steps: list[Step] = []
+        if self._live is not None and sequence <= self._live:
+            steps += self._begin_incarnation(f"the sequence went back from {self._live} to {sequence}")
+        elif self._verifying is not None and sequence <= self._verifying:
+            steps += self._begin_incarnation(f"the renewed connection is at sequence {sequence}, behind ours")
+        self._live = sequence
+        if self.next_sequence is None:
+            self.next_sequence = sequence
+            self.is_complete = sequence == 0
+            self._has_lost = sequence > 0
+        if sequence < self.next_sequence:
+            self.duplicates += 1
+            return steps
+        self.pending.setdefault(sequence, batch)
+        return steps + self._drain() + self._mind_gap()
+
+    def recheck(self) -> list[Step]:
+        """Nothing has come for a while: ask whether there is more. The last batch before a pause leaves no gap when lost."""
+        if not self.has_replay or self.is_replaying or self.next_sequence is None:
+            return []
+        return [self._ask(self.next_sequence)]
+
+    def replayed(self, sequence: int, batch: Batch) -> list[Step]:
+        """A batch out of the publisher's buffer."""
+        if self._replay_start is None or self.next_sequence is None:
+            return []  # a late answer to a replay that was given up
+        is_first, self._replay_is_fresh = self._replay_is_fresh, False
+        if self._verifying is not None:
+            return self._verify(sequence, batch)
+        if sequence < self.next_sequence or sequence in self.pending:
+            self.duplicates += 1
+            return []
+        self.pending[sequence] = batch
+        thrown_away = is_first and sequence > self.next_sequence
+        return [*([self._lose_hole()] if thrown_away else []), *self._drain()]
+
+    def replay_ended(self, *, answered: bool = True) -> list[Step]:
+        """The end marker came, or (not ``answered``) nothing came for too long. Neither proves that all is there."""
+        start, self._replay_start = self._replay_start, None
+        if start is None or self.next_sequence is None:
+            return []
+        if self._verifying is None and self.next_sequence > start:
+            self._fruitless = 0
+            return [self._ask(self.next_sequence)]
+        if answered and self._verifying is None and not self.pending:
+            self._fruitless = 0
+            self.is_complete = not self._has_lost
+            return []
+        self._fruitless += 1
+        if self._fruitless < MAX_FRUITLESS_REPLAYS and not (answered and self._verifying is not None):
+            return [self._ask(start)]
+        self._fruitless = 0
+        if self._verifying is not None:
+            return self._begin_incarnation("the engine behind the renewed connection does not know our last batch")
+        self.is_complete = False
+        return self._give_up_hole() if self.pending else []
+
+    def _verify(self, sequence: int, batch: Batch) -> list[Step]:
+        if sequence != self._verifying or batch.timestamp != self._last_timestamp:
+            return self._begin_incarnation("the engine behind the renewed connection is another one")
+        self._verifying = None
+        return self._drain()
+
+    def _begin_incarnation(self, reason: str) -> list[Step]:
+        # Pending batches may be of either life; the publisher's buffer has those of the new one.
+        self._start_over()
+        self.incarnation += 1
+        return [Forget(reason), *([self._ask(0)] if self.has_replay else [])]
+
+    def _ask(self, start: int) -> Replay:
+        self.replays += 1
+        self._replay_start = start
+        self._replay_is_fresh = True
+        return Replay(start)
+
+    def _mind_gap(self) -> list[Step]:
+        """Ask for what is missing below ``pending``, unless an answer is already on its way."""
+        if not self.pending:
+            return []
+        if len(self.pending) > MAX_PENDING and self._verifying is None:
+            return self._give_up_hole()
+        if self.is_replaying:
+            return []
+        self.gaps += 1
+        assert self.next_sequence is not None
+        return [self._ask(self.next_sequence)] if self.has_replay else self._give_up_hole()
+
+    def _drain(self) -> list[Step]:
+        """Apply what is contiguous from ``next_sequence`` on."""
+        if self._verifying is not None or self.next_sequence is None:
+            return []
+        ready: list[Batch] = []
+        while (batch := self.pending.pop(self.next_sequence, None)) is not None:
+            ready.append(batch)
+            self.next_sequence += 1
+        if not ready:
+            return []
+        self._last_timestamp = ready[-1].timestamp
+        return [Apply(ready)]
+
+    def _lose_hole(self) -> Lost:
+        assert self.next_sequence is not None
+        until = min(self.pending)
+        lost = Lost(self.next_sequence, until - 1)
+        self.lost_batches += until - self.next_sequence
+        self._has_lost = True
+        self.is_complete = False
+        self.next_sequence = until
+        return lost
+
+    def _give_up_hole(self) -> list[Step]:
+        """Go on behind the first hole; ask at once for what a second one hides."""
+        steps: list[Step] = [self._lose_hole(), *self._drain()]
+        if self.pending and not self.is_replaying:
+            assert self.next_sequence is not None
+            steps += [self._ask(self.next_sequence)] if self.has_replay else self._give_up_hole()
+        return steps

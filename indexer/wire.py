@@ -1,0 +1,177 @@
+"""msgpack payloads of vLLM's KV-event publisher -> events.
+
+Knows both encodings: events as maps (vLLM >= 0.24) and as positional arrays (<= 0.22), hashes as integers or as bytes, and
+batches with or without a rank. Never knows order, replicas or the index. One event that cannot be read costs that event,
+not its batch; what was skipped is returned, never raised.
+"""
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from hashing.external import key_of
+from indexer.errors import WireError
+from indexer.events import NIL, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+
+WireHash: TypeAlias = int | bytes
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """What one scheduler step published.
+
+    ``timestamp`` is the engine's wall clock in seconds; ``rank`` the data-parallel rank or None when unsaid; ``skipped``
+    has a reason for each event that could not be read.
+    """
+
+    timestamp: float
+    events: list[KVEvent]
+    rank: int | None = None
+    skipped: tuple[str, ...] = ()
+
+
+# The common case, decoded straight into the events themselves: maps, with hashes as unsigned integers.
+class _MapBatch(msgspec.Struct, array_like=True):
+    timestamp: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    rank: int | None = None
+
+
+# Every other case, with hashes in whichever form. The order of fields is vLLM's order of declaration: an array has no
+# other names, and older publishers send fewer elements (0.9: five and one).
+class _Stored(msgspec.Struct):
+    block_hashes: list[WireHash]
+    parent_block_hash: WireHash | None
+    token_ids: msgspec.Raw
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: msgspec.Raw = NIL
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
+
+
+class _Removed(msgspec.Struct):
+    block_hashes: list[WireHash]
+    medium: str | None = None
+    group_idx: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+
+
+class _StoredMap(_Stored, tag_field="type", tag="BlockStored"):
+    pass
+
+
+class _RemovedMap(_Removed, tag_field="type", tag="BlockRemoved"):
+    pass
+
+
+class _StoredArray(_Stored, array_like=True, tag="BlockStored"):
+    pass
+
+
+class _RemovedArray(_Removed, array_like=True, tag="BlockRemoved"):
+    pass
+
+
+class _ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
+    pass
+
+
+class _ArrayBatch(msgspec.Struct, array_like=True):
+    timestamp: float
+    events: list[_StoredArray | _RemovedArray | _ClearedArray]
+    rank: int | None = None
+
+
+class _RawBatch(msgspec.Struct, array_like=True):
+    timestamp: float
+    events: list[msgspec.Raw]
+    rank: Any = None
+
+
+_map_batch = msgspec.msgpack.Decoder(_MapBatch)
+_array_batch = msgspec.msgpack.Decoder(_ArrayBatch)
+_raw_batch = msgspec.msgpack.Decoder(_RawBatch)
+_array_event = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
+_map_event = msgspec.msgpack.Decoder(_StoredMap | _RemovedMap | AllBlocksCleared)
+
+_UNREADABLE = (msgspec.MsgspecError, RecursionError, ValueError)
+
+
+def decode(payload: bytes) -> Batch:
+    """One payload, in whichever encoding, as a batch of events.
+
+    Raises:
+        WireError: not even ``[timestamp, [event, ...], ...]`` can be read.
+    """
+    try:
+        if _has_array_events(payload):
+            array = _array_batch.decode(payload)
+            return Batch(array.timestamp, [_event(item) for item in array.events], array.rank)
+        batch = _map_batch.decode(payload)
+        return Batch(batch.timestamp, batch.events, batch.rank)
+    except _UNREADABLE:
+        return _decode_one_by_one(payload)
+
+
+def _has_array_events(payload: bytes) -> bool:
+    # [timestamp, [first event ...: a fixarray, a float64, an array header, then the first byte of the first event.
+    if len(payload) < 12 or payload[1] != 0xCB:
+        return False
+    header = payload[10]
+    at = 11 if header & 0xF0 == 0x90 else 13 if header == 0xDC else 15
+    return _is_array(payload[at : at + 1])
+
+
+def _is_array(data: bytes) -> bool:
+    return bool(data) and (data[0] & 0xF0 == 0x90 or data[0] in {0xDC, 0xDD})
+
+
+def _decode_one_by_one(payload: bytes) -> Batch:
+    try:
+        raw = _raw_batch.decode(payload)
+    except _UNREADABLE as error:
+        raise WireError(f"not a batch of KV events: {error}") from error
+    events: list[KVEvent] = []
+    skipped: list[str] = []
+    for item in raw.events:
+        data = bytes(item)
+        try:
+            events.append(_event((_array_event if _is_array(data) else _map_event).decode(data)))
+        except _UNREADABLE as error:
+            skipped.append(str(error))
+    rank = raw.rank if isinstance(raw.rank, int) else None
+    return Batch(raw.timestamp, events, rank, tuple(skipped))
+
+
+def _event(item: _Stored | _Removed | _ClearedArray | AllBlocksCleared) -> KVEvent:
+    match item:
+        case _Stored():
+            parent = item.parent_block_hash
+            return BlockStored(
+                [key_of(value) for value in item.block_hashes],
+                None if parent is None else key_of(parent),
+                item.token_ids,
+                item.block_size,
+                item.lora_id,
+                item.medium,
+                item.lora_name,
+                item.extra_keys,
+                item.group_idx,
+                item.kv_cache_spec_kind,
+                item.kv_cache_spec_sliding_window,
+                item.locality,
+                item.ownership,
+                item.session_id,
+            )
+        case _Removed():
+            keys = [key_of(value) for value in item.block_hashes]
+            return BlockRemoved(keys, item.medium, item.group_idx, item.locality, item.ownership)
+        case _:
+            return AllBlocksCleared()
