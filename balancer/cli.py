@@ -4,16 +4,32 @@ Knows no subcommand by name. Never shows a traceback for what a user did.
 """
 
 import argparse
+import difflib
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 from balancer.commands import Command
 from balancer.errors import BalancerError, ConfigError
 
 PACKAGES = ("hashing", "indexer", "balancer", "simulations")
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with errors as one line that names the remedy."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+    def unknown(self, argument: str) -> NoReturn:
+        """Refuse an argument that nobody declared."""
+        near = difflib.get_close_matches(argument.partition("=")[0], self._option_string_actions, 1)
+        self.error(f"unknown argument {argument}" + (f"; did you mean {near[0]}?" if near else ""))
 
 
 def check_packages() -> None:
@@ -36,14 +52,16 @@ def check_packages() -> None:
         )
 
 
-def commands() -> list[Command]:
-    """The installed subcommands, by name."""
-    found = [point.load() for point in entry_points(group="kvlb.commands")]
+def commands(argv: Sequence[str]) -> list[Command]:
+    """The subcommand that is asked for, or all of them when none is: loading one must not cost the imports of all."""
+    points = entry_points(group="kvlb.commands")
+    wanted = [point for point in points if argv and point.name == argv[0]]
+    found = [point.load() for point in wanted or points]
     return sorted(found, key=lambda command: command.name)
 
 
 def build_parser(found: Sequence[Command]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="kvlb",
         description="Sends each LLM request to the vLLM replica that already holds most of its prompt.",
         allow_abbrev=False,
@@ -53,7 +71,7 @@ def build_parser(found: Sequence[Command]) -> argparse.ArgumentParser:
     for command in found:
         child = sub.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False)
         command.configure(child)
-        child.set_defaults(run=command.run)
+        child.set_defaults(run=command.run, parser=child)
     return parser
 
 
@@ -61,7 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``kvlb`` with these arguments (default: the process's own); returns the exit code."""
     try:
         check_packages()
-        args = build_parser(commands()).parse_args(argv)
+        words = sys.argv[1:] if argv is None else argv
+        args, unknown = build_parser(commands(words)).parse_known_args(words)
+        if unknown:
+            args.parser.unknown(unknown[0])
         return int(args.run(args))
     except ConfigError as error:
         print(f"kvlb: {error}", file=sys.stderr)

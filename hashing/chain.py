@@ -138,9 +138,7 @@ class Chain:
 
     def _hash(self, parent: bytes, first: int, last: int) -> list[bytes]:
         size = self.recipe.block_size
-        return _hash(
-            self.recipe, parent, self._tokens[first * size : last * size], self._extras.of(first, last)
-        )
+        return _hash(self.recipe, parent, self._tokens[first * size : last * size], self._extras.of(first, last))
 
 
 def continue_chain(
@@ -162,9 +160,7 @@ def continue_chain(
     return hash_blocks(recipe, parent, tokens, BlockExtras(recipe, extras).of(first_block_index, last))
 
 
-def hash_blocks(
-    recipe: Recipe, parent: bytes, tokens: Sequence[int], extras: Iterable[BlockExtra]
-) -> list[bytes]:
+def hash_blocks(recipe: Recipe, parent: bytes, tokens: Sequence[int], extras: Iterable[BlockExtra]) -> list[bytes]:
     """As ``continue_chain``, with the extra of each block given ready-made (``hashing.extras.from_event``).
 
     The result ends with the full blocks of ``tokens`` or with ``extras``, whichever is shorter.

@@ -5,8 +5,8 @@ Knows which block gets which extra, in which order and in which release's form. 
 Once built, ``BlockExtras`` answers for any range of blocks without a memory of earlier questions.
 
 Identity matters, because pickle writes a reference when it meets an object twice. In vLLM a request's strings
-arrive decoded from msgpack, each an object of its own; only tag literals are shared. Hence ``_own`` for every
-string of the request, and plain literals for tags.
+arrive decoded from msgpack, each an object of its own; only tag literals are shared. Hence a copy of every
+string and digest of the request, and plain literals for tags.
 """
 
 from collections.abc import Iterator, Sequence
@@ -89,7 +89,7 @@ class BlockExtras:
         if not self.is_uniform(first, last):
             return self._mixed(first, last)
         rest = repeat(self._lora or None, last - first)
-        return _with_first(self._lora + self._salt, rest) if first == 0 and self._salt else rest
+        return _with_first(self._lora + self._salt, rest) if first == 0 < last and self._salt else rest
 
     def is_uniform(self, first: int, last: int) -> bool:
         """Whether LoRA and salt alone determine the extras of [first, last): no item, no embeddings there."""
@@ -138,11 +138,8 @@ class BlockExtras:
             yield tuple(keys)
 
     def _first_open_item(self, start: int) -> int:
-        """Where the walk stands at a block's start: at the first item that is unfinished or not reached."""
-        for at, (_, begin, stop) in enumerate(self._items):
-            if begin >= start or stop > start:
-                return at
-        return len(self._items)
+        """Where the walk stands at a block's start: at the first item that has not ended by then."""
+        return next((at for at, (_, _, stop) in enumerate(self._items) if stop > start), len(self._items))
 
     def _multimodal_key(self, identifier: str, offset: int) -> Encodable:
         match self._recipe.multimodal_form:
@@ -154,15 +151,15 @@ class BlockExtras:
                 return identifier
 
     def _embeds_key(self, digest: bytes) -> Encodable:
-        return ("prompt_embeds", digest) if self._recipe.embeds_form == "tagged" else digest
+        own = bytes(memoryview(digest))
+        return ("prompt_embeds", own) if self._recipe.embeds_form == "tagged" else own
 
 
 def from_event(recipe: Recipe, published: Sequence[Any] | None, lora: Lora | None) -> BlockExtra:
     """What was hashed for a block, given its entry in the event's ``extra_keys``.
 
     Events of all releases carry the untagged form; since 0.31 that is not what is hashed. ``lora`` is the
-    event's adapter (``lora_name``) with its path, which no event tells. Entries are distinct objects, as
-    msgpack decodes them.
+    event's adapter (``lora_name``) with its path, which no event tells.
 
     Raises:
         UnhashableError: a shape that no release publishes, or the recipe needs a fact about the adapter that
@@ -178,15 +175,15 @@ def from_event(recipe: Recipe, published: Sequence[Any] | None, lora: Lora | Non
 def _hashed_form(recipe: Recipe, key: Any) -> Encodable:
     match key:
         case str():  # up to vLLM 0.18 also a multimodal identifier; those releases hash both as they are
-            return ("cache_salt", key) if recipe.salt_form == "tagged" else key
+            own = _own("extra_keys", key)
+            return ("cache_salt", own) if recipe.salt_form == "tagged" else own
         case bytes():
             return ("prompt_embeds", key) if recipe.embeds_form == "tagged" else key
         case [str() as identifier, int() as offset]:
-            return ("mm", identifier, offset) if recipe.multimodal_form == "tagged" else (identifier, offset)
+            own = _own("extra_keys", identifier)
+            return ("mm", own, offset) if recipe.multimodal_form == "tagged" else (own, offset)
         case _:
-            raise UnhashableError(
-                f"extra_keys: {key!r} has no known shape; is this vLLM newer than kvlb knows?"
-            )
+            raise UnhashableError(f"extra_keys: {key!r} has no known shape; is this vLLM newer than kvlb knows?")
 
 
 def _lora_keys(recipe: Recipe, lora: Lora | None) -> tuple[Encodable, ...]:
@@ -203,9 +200,7 @@ def _lora_keys(recipe: Recipe, lora: Lora | None) -> tuple[Encodable, ...]:
             return (_own("lora.name", lora.name),)
         case "id":
             if lora.id is None:
-                raise UnhashableError(
-                    "lora.id: vLLM 0.11.0 hashes it; give the `lora_id` of the adapter's events"
-                )
+                raise UnhashableError("lora.id: vLLM 0.11.0 hashes it; give the `lora_id` of the adapter's events")
             return (lora.id,)
 
 
@@ -225,9 +220,7 @@ def _own(field: str, text: str) -> str:
     try:
         return text.encode().decode()
     except UnicodeEncodeError:
-        raise UnhashableError(
-            f"{field}: {text!r} is not valid Unicode; vLLM cannot receive it either"
-        ) from None
+        raise UnhashableError(f"{field}: {text!r} is not valid Unicode; vLLM cannot receive it either") from None
 
 
 def _with_first(head: BlockExtra, rest: Iterator[BlockExtra]) -> Iterator[BlockExtra]:

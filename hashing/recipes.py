@@ -52,9 +52,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.algorithm not in _ALGORITHMS:
-            raise RecipeError(
-                f"algorithm: {self.algorithm!r} is unknown; use one of {', '.join(_ALGORITHMS)}"
-            )
+            raise RecipeError(f"algorithm: {self.algorithm!r} is unknown; use one of {', '.join(_ALGORITHMS)}")
         if self.block_size < 1:
             raise RecipeError(f"block_size: {self.block_size} is too small; use the engine's --block-size")
         width = DIGEST_BYTES[self.algorithm]
@@ -112,9 +110,7 @@ class Recipe(msgspec.Struct, frozen=True):
             return self.root
         if not self.has_known_root:
             cause = "xxhash kinds" if self.algorithm.startswith("xxhash") else "vLLM before 0.30"
-            raise RecipeError(
-                f"seed: {cause} draw a random root for each process; set PYTHONHASHSEED on the engines"
-            )
+            raise RecipeError(f"seed: {cause} draw a random root for each process; set PYTHONHASHSEED on the engines")
         return _none_hash(self.algorithm, DEFAULT_SEED if self.seed is None else self.seed)
 
 

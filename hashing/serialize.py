@@ -29,7 +29,7 @@ DIGEST_BYTES: Final[dict[Algorithm, int]] = {"sha256": 32, "sha256_cbor": 32, "x
 # our hashes.
 PICKLE_PROTOCOL: Final = 5
 
-# Large enough for every vocabulary in use; a bound, because the ids come from clients.
+# Above the vocabularies in common use; a bound (29 MB when full), because the ids come from clients.
 _REMEMBERED_INTS: Final = 1 << 18
 
 

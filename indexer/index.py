@@ -26,6 +26,10 @@ SWEEP_AT_ONCE: Final = 20_000
 """Keys looked at within one call: about 2 ms of Python on a 2026 server core, so that no request waits longer."""
 
 
+MAX_SHARED_SETS: Final = 16_384
+"""Bit sets kept to be shared by the keys that have the same holders; beyond that the keeping starts over."""
+
+
 class Keys(Protocol):
     """A prompt's block keys, computed as far as they are asked for (``hashing.chain.Chain``)."""
 
@@ -63,6 +67,7 @@ class TierIndex:
         self._slots: dict[ReplicaId, _Slot] = {}
         self._free: list[int] = []  # bits that no key carries
         self._next_bit = 1
+        self._shared: dict[int, int] = {}  # bit set -> its one int object, so that ``depths`` can compare by identity
         self._retired = 0  # bits whose replica is gone, still in the table, not yet being swept
         self._sweeping = 0
         self._sweep: Iterator[None] | None = None
@@ -88,7 +93,7 @@ class TierIndex:
         holders = self.groups.get(group)
         if holders is None:
             holders = self.groups[group] = {}
-        get = holders.get
+        get, shared = holders.get, self._shared_sets()
         new = 0
         for key in keys:
             held = get(key)
@@ -100,7 +105,8 @@ class TierIndex:
                 copies[key] = copies.get(key, 0) + 1
                 slot.extra += 1
             else:
-                holders[key] = held | bit
+                both = held | bit
+                holders[key] = shared.setdefault(both, both)
                 new += 1
         slot.blocks += new
 
@@ -110,6 +116,7 @@ class TierIndex:
         bit = slot.bit
         holders = self.groups.get(group, {})
         copies = slot.copies.get(group)
+        shared = self._shared_sets()
         for key in keys:
             held = holders.get(key, 0)
             if not held & bit:
@@ -124,7 +131,13 @@ class TierIndex:
                 if held == bit:
                     del holders[key]
                 else:
-                    holders[key] = held ^ bit
+                    rest = held ^ bit
+                    holders[key] = shared.setdefault(rest, rest)
+
+    def _shared_sets(self) -> dict[int, int]:
+        if len(self._shared) > MAX_SHARED_SETS:
+            self._shared.clear()
+        return self._shared
 
     def clear(self, replica: ReplicaId) -> None:
         """The replica holds nothing in this tier any more."""
@@ -161,7 +174,7 @@ class TierIndex:
                 if held & gone:
                     rest = held & ~gone
                     if rest:
-                        holders[key] = rest
+                        holders[key] = self._shared.setdefault(rest, rest)
                     else:
                         del holders[key]
                 yield
@@ -200,15 +213,24 @@ class TierIndex:
         get = self.groups.get(group, {}).get
         and_get = also.get if also else None
         depth, until, alive = 0, min(1, limit), among
+        same = alive  # the last bit set looked at that holds all of ``alive``
         while depth < until and alive:
-            for key in chain.keys(until)[depth:until]:
-                held = get(key, 0) & alive if and_get is None else (get(key, 0) | and_get(key, 0)) & alive
-                if held != alive:
-                    found.append((alive ^ held, depth))
-                    alive = held
-                    if not alive:
-                        break
+            keys = chain.keys(until)[depth:until]
+            for key in keys:
+                held = get(key, 0)
+                if and_get is not None and (expected := and_get(key, 0)):
+                    held |= expected
+                if held is not same:
+                    rest = held & alive
+                    if rest != alive:
+                        found.append((alive ^ rest, depth))
+                        alive = rest
+                        if not alive:
+                            break
+                    same = held
                 depth += 1
+            if not keys:
+                break
             until = min(limit, depth * 8)
         if alive:
             found.append((alive, depth))

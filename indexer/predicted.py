@@ -39,9 +39,11 @@ class PredictedBlocks:
         return self._holders
 
     def expect(self, lease: int, bit: int, keys: Sequence[int]) -> None:
-        """This lease's prompt will make the replica hold these blocks."""
+        """This lease's prompt will make the replica hold these blocks; what it expected before is replaced."""
+        self.drop(lease)
         if not keys:
             return
+        keys = tuple(keys)  # a chain's own list grows later on
         self._leases[lease] = _Expected(bit, keys)
         holders, counts = self._holders, self._counts
         for key in keys:

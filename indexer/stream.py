@@ -74,12 +74,12 @@ class EventStream:
     def _start_over(self) -> None:
         self.next_sequence: int | None = 0 if self.has_replay else None
         self.pending: dict[int, Batch] = {}
-        self.is_complete = False
-        """Whether every batch of this incarnation, from sequence 0 on, was applied or waits in ``pending``."""
         self._has_lost = False
+        self._is_caught_up = False  # a live batch or the end of a replay has told how far the publisher is
         self._live: int | None = None  # last sequence seen live on this connection
         self._replay_start: int | None = None
         self._replay_is_fresh = False  # no batch of the replay under way has come yet
+        self._replay_was_fruitful = False  # it has brought a batch that we did not have
         self._fruitless = 0
         self._verifying: int | None = None  # the sequence that tells whether the engine is still the same
         self._last_timestamp: float | None = None  # of the batch below next_sequence: the incarnation's fingerprint
@@ -90,6 +90,11 @@ class EventStream:
             f"<EventStream next {self.next_sequence}, {state}, {len(self.pending)} pending, "
             f"incarnation {self.incarnation}>"
         )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every batch of this incarnation, from sequence 0 to the last one known of, was applied."""
+        return self._is_caught_up and not self._has_lost and not self.pending
 
     @property
     def is_replaying(self) -> bool:
@@ -103,15 +108,14 @@ class EventStream:
             return []
         if not self.has_replay:
             return self._begin_incarnation("the connection was renewed, and no replay socket can tell by whom")
-        if self.next_sequence == 0:
-            return [self._ask(0)]
-        self._verifying = self.next_sequence - 1
-        self.pending.clear()  # of the connection before: what follows `verifying` is asked for again
-        return [self._ask(self._verifying)]
+        self.pending.clear()  # of the connection before, perhaps of another engine: a replay brings them again
+        self._verifying = self.next_sequence - 1 if self.next_sequence else None
+        return [self._ask_on()]
 
     def disconnected(self) -> list[Step]:
         """The transport is gone; whether the engine is, too, is asked when it is back."""
         self._live = None
+        self._is_caught_up = False
         self._replay_start = None
         return []
 
@@ -124,20 +128,22 @@ class EventStream:
             steps += self._begin_incarnation(f"the renewed connection is at sequence {sequence}, behind ours")
         self._live = sequence
         if self.next_sequence is None:
-            self.next_sequence = sequence
-            self.is_complete = sequence == 0
-            self._has_lost = sequence > 0
+            self.next_sequence = 0
+            self.pending[sequence] = batch
+            steps += [self._lose_hole()] if sequence else []
         if sequence < self.next_sequence:
             self.duplicates += 1
-            return steps
-        self.pending.setdefault(sequence, batch)
-        return steps + self._drain() + self._mind_gap()
+        else:
+            self.pending.setdefault(sequence, batch)
+            steps += self._drain()
+        self._is_caught_up = self._verifying is None
+        return steps + self._mind_gap()
 
     def recheck(self) -> list[Step]:
         """Nothing has come for a while: ask whether there is more. The last batch before a pause leaves no gap when lost."""
         if not self.has_replay or self.is_replaying or self.next_sequence is None:
             return []
-        return [self._ask(self.next_sequence)]
+        return [self._ask_on()]
 
     def replayed(self, sequence: int, batch: Batch) -> list[Step]:
         """A batch out of the publisher's buffer."""
@@ -148,36 +154,43 @@ class EventStream:
             return self._verify(sequence, batch)
         if sequence < self.next_sequence or sequence in self.pending:
             self.duplicates += 1
-            return []
-        self.pending[sequence] = batch
-        thrown_away = is_first and sequence > self.next_sequence
-        return [*([self._lose_hole()] if thrown_away else []), *self._drain()]
+        elif is_first or sequence == self.next_sequence or len(self.pending) < MAX_PENDING:
+            self.pending[sequence] = batch
+            self._replay_was_fruitful = True
+        was_thrown_away = is_first and sequence > self.next_sequence
+        return [*([self._lose_hole()] if was_thrown_away else []), *self._drain()]
 
     def replay_ended(self, *, answered: bool = True) -> list[Step]:
         """The end marker came, or (not ``answered``) nothing came for too long. Neither proves that all is there."""
-        start, self._replay_start = self._replay_start, None
-        if start is None or self.next_sequence is None:
+        if self._replay_start is None:
             return []
-        if self._verifying is None and self.next_sequence > start:
+        self._replay_start = None
+        # Not "if more has been applied": a busy engine answers after its next batch, and would be asked again for ever.
+        if self._replay_was_fruitful:
             self._fruitless = 0
-            return [self._ask(self.next_sequence)]
+            return [self._ask_on()]
         if answered and self._verifying is None and not self.pending:
             self._fruitless = 0
-            self.is_complete = not self._has_lost
+            self._is_caught_up = True
             return []
+        return self._ask_again_or_give_up(answered)
+
+    def _ask_again_or_give_up(self, answered: bool) -> list[Step]:
         self._fruitless += 1
-        if self._fruitless < MAX_FRUITLESS_REPLAYS and not (answered and self._verifying is not None):
-            return [self._ask(start)]
+        has_denied = answered and self._verifying is not None
+        if self._fruitless < MAX_FRUITLESS_REPLAYS and not has_denied:
+            return [self._ask_on()]
         self._fruitless = 0
         if self._verifying is not None:
             return self._begin_incarnation("the engine behind the renewed connection does not know our last batch")
-        self.is_complete = False
+        self._is_caught_up = False
         return self._give_up_hole() if self.pending else []
 
     def _verify(self, sequence: int, batch: Batch) -> list[Step]:
         if sequence != self._verifying or batch.timestamp != self._last_timestamp:
             return self._begin_incarnation("the engine behind the renewed connection is another one")
         self._verifying = None
+        self._replay_was_fruitful = True
         return self._drain()
 
     def _begin_incarnation(self, reason: str) -> list[Step]:
@@ -190,19 +203,26 @@ class EventStream:
         self.replays += 1
         self._replay_start = start
         self._replay_is_fresh = True
+        self._replay_was_fruitful = False
         return Replay(start)
+
+    def _ask_on(self) -> Replay:
+        """Ask from the first batch that is missing; while the engine is in doubt, from the one that identifies it."""
+        assert self.next_sequence is not None
+        return self._ask(self.next_sequence if self._verifying is None else self._verifying)
 
     def _mind_gap(self) -> list[Step]:
         """Ask for what is missing below ``pending``, unless an answer is already on its way."""
         if not self.pending:
             return []
-        if len(self.pending) > MAX_PENDING and self._verifying is None:
-            return self._give_up_hole()
+        if len(self.pending) > MAX_PENDING:
+            if self._verifying is None:
+                return self._give_up_hole()
+            self.pending.clear()  # the replays that follow the verification bring them again
         if self.is_replaying:
             return []
         self.gaps += 1
-        assert self.next_sequence is not None
-        return [self._ask(self.next_sequence)] if self.has_replay else self._give_up_hole()
+        return [self._ask_on()] if self.has_replay else self._give_up_hole()
 
     def _drain(self) -> list[Step]:
         """Apply what is contiguous from ``next_sequence`` on."""
@@ -223,7 +243,6 @@ class EventStream:
         lost = Lost(self.next_sequence, until - 1)
         self.lost_batches += until - self.next_sequence
         self._has_lost = True
-        self.is_complete = False
         self.next_sequence = until
         return lost
 
@@ -231,6 +250,5 @@ class EventStream:
         """Go on behind the first hole; ask at once for what a second one hides."""
         steps: list[Step] = [self._lose_hole(), *self._drain()]
         if self.pending and not self.is_replaying:
-            assert self.next_sequence is not None
-            steps += [self._ask(self.next_sequence)] if self.has_replay else self._give_up_hole()
+            steps += [self._ask_on()] if self.has_replay else self._give_up_hole()
         return steps

@@ -158,7 +158,9 @@ class BlockPool:
         assert self._keys[NULL_BLOCK] == _NO_KEY, "the null block is cached"
         for block, references in islice(enumerate(self._references), 1, None):
             assert references >= 0, f"block {block} was freed more often than used"
-            assert (references == 0) == (block in self._free), f"block {block}: {references} references, yet free or lost"
+            assert (references == 0) == (block in self._free), (
+                f"block {block}: {references} references, yet free or lost"
+            )
         holders = Counter(key for key in self._keys if key != _NO_KEY)
         assert self.cached() == holders, "keys and blocks disagree"
         for key, held in self._holders.items():

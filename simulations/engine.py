@@ -1,10 +1,10 @@
 """One vLLM replica: which requests it computes in each step, which blocks that takes, and what it announces.
 
 Knows the scheduler and the cache of vLLM 0.32.0 (``vllm/v1/core/sched/{scheduler,async_scheduler}.py``,
-``vllm/v1/core/kv_cache_manager.py``) for a model whose layers all have full attention, with first come, first served, no
-speculation and no connector. Never knows what a token means, how long a step takes or how events travel: sampled tokens come in as
-arguments, steps and events go out as values. Between calls a request is waiting (no blocks) or running, and steps that were
-scheduled are completed in the order in which they were scheduled.
+``vllm/v1/core/kv_cache_manager.py``) for a text model whose layers all have full attention, served first come, first served,
+without speculation and connectors. Never knows what a token means, how long a step takes or how events travel: sampled
+tokens come in as arguments, steps and events go out as values. Between calls a request is waiting (no blocks) or running, and
+steps are completed in the order in which they were scheduled.
 
 A caller without a pipeline alternates ``schedule()`` and ``complete()``, as vLLM does on CPU. With ``async_scheduling``, vLLM's
 default on GPUs, it keeps two steps in flight: it schedules the second before it completes the first.
@@ -106,8 +106,8 @@ class StepResult(msgspec.Struct, frozen=True):
     Attributes:
         events: everything that happened to the cache until now, as one batch; empty means that nothing is published.
         tokens: request id to its new token.
-        cached_tokens: for requests with their first token in ``tokens``, how many tokens of the prompt came from the cache: what
-            the API reports as ``usage.prompt_tokens_details.cached_tokens``.
+        cached_tokens: for requests with their first token in ``tokens``, how many tokens of the prompt came from the cache:
+            what the API reports as ``usage.prompt_tokens_details.cached_tokens``.
         finished: request id to reason, for those that ended with this step.
     """
 
@@ -182,7 +182,9 @@ class Engine:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.num_preemptions = 0
-        self.prefix_cache_queries = 0  # tokens looked up at first admissions, and those of them that hit: as vLLM counts
+        self.prefix_cache_queries = (
+            0  # tokens looked up at first admissions, and those of them that hit: as vLLM counts
+        )
         self.prefix_cache_hits = 0
         self._block_size = config.recipe.block_size
         self._pool = BlockPool(config.num_gpu_blocks)

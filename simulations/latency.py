@@ -35,8 +35,8 @@ class LatencyModel(msgspec.Struct, frozen=True):
     """Seconds for one step.
 
     The defaults are arithmetic, not measurements: a dense model of 8 billion parameters in 16 bits (32 layers, 4096 wide,
-    8 key-value heads of 128) on an accelerator that keeps up 400 TFLOP/s and 2.4 TB/s. They give about 25,000 prefill tokens/s and
-    a decode step of 7.7 ms for one request with a short context.
+    8 key-value heads of 128) on an accelerator that keeps up 400 TFLOP/s and 2.4 TB/s. They give about 25,000 prefill
+    tokens/s and a decode step of 7.7 ms for one request with a short context.
 
     Attributes:
         overhead: seconds a step costs whatever it computes (scheduling, launching, sampling).

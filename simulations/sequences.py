@@ -1,19 +1,19 @@
 """The tokens of one request inside a replica: its block keys, and the event that announces a range of its blocks.
 
-Knows two kinds of prompt: tokens, hashed as the replica's recipe says, and ready-made keys (traces carry block ids, not tokens).
-Never knows physical blocks or steps. Between calls ``keys`` covers every full block, generated tokens included, and no key that
-was there ever changes.
+Knows two kinds of prompt: tokens, hashed as the replica's recipe says, and ready-made keys (traces carry block ids, not
+tokens). Never knows physical blocks or steps. Between calls ``keys`` covers every full block, generated tokens included, and no
+key that was there ever changes.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 from xxhash import xxh3_64_intdigest
 
 from hashing.chain import Chain, continue_chain
 from hashing.external import key_of
-from hashing.extras import NO_EXTRAS, Extras
+from hashing.extras import NO_EXTRAS, BlockExtras, Extras
 from hashing.recipes import Recipe
 from indexer.events import EMPTY, NIL, BlockStored
 
@@ -55,6 +55,14 @@ class TokenPrompt(msgspec.Struct, frozen=True):
     extras: Extras = NO_EXTRAS
 
     def start(self, recipe: Recipe, request_id: str) -> TokenSequence:
+        """Hash the prompt.
+
+        Raises:
+            UnhashableError: a token or an extra cannot be hashed.
+            ValueError: the prompt is given as embeddings, which this model of an engine leaves out.
+        """
+        if self.extras.embeds:
+            raise ValueError("extras.embeds: prompts given as embeddings cannot be simulated; give token ids")
         return _HashedTokens(recipe, self.tokens, self.extras)
 
 
@@ -90,6 +98,7 @@ class _HashedTokens:
     def __init__(self, recipe: Recipe, tokens: Sequence[int], extras: Extras) -> None:
         self._recipe = recipe
         self._extras = extras
+        self._published = BlockExtras(_as_published(recipe), extras)
         self._tokens = list(tokens)
         self._chain = Chain(recipe, tokens, extras)
         self._last_digest: bytes | None = None  # known once a block has been filled by generated tokens
@@ -134,20 +143,7 @@ class _HashedTokens:
     def _extra_keys(self, first: int, last: int) -> msgspec.Raw:
         if self._extras == NO_EXTRAS:
             return msgspec.Raw(_encode([None] * (last - first)))
-        return msgspec.Raw(_encode([self._extra_keys_of(index) for index in range(first, last)]))
-
-    def _extra_keys_of(self, index: int) -> list[Any] | None:
-        """Events carry extra keys untagged in every version: name, (identifier, offset), salt."""
-        start = index * self._recipe.block_size
-        end = start + self._recipe.block_size
-        extras = self._extras
-        keys: list[Any] = [extras.lora.name] if extras.lora else []
-        for item in extras.multimodal:
-            if item.offset < end and start < item.offset + item.length:
-                keys.append((item.identifier, item.offset - start))
-        if extras.salt and index == 0:
-            keys.append(extras.salt)
-        return keys or None
+        return msgspec.Raw(_encode(list(self._published.of(first, last))))
 
 
 class _GivenKeys:
@@ -162,7 +158,7 @@ class _GivenKeys:
     def append(self, token: int) -> None:
         self.num_tokens += 1
         if self.num_tokens // self._block_size > len(self.keys):
-            self.keys.append(xxh3_64_intdigest(f"{self._request_id}/{len(self.keys)}"))
+            self.keys.append(xxh3_64_intdigest(f"{self._request_id}/{len(self.keys)}".encode()))
 
     def stored(self, first: int, last: int, *, with_tokens: bool) -> BlockStored:
         return BlockStored(
@@ -174,3 +170,10 @@ class _GivenKeys:
             group_idx=GROUP,
             kv_cache_spec_kind=SPEC_KIND,
         )
+
+
+def _as_published(recipe: Recipe) -> Recipe:
+    """Events name extras without tags in every version, as vLLM 0.22 - 0.30 hashed them."""
+    return msgspec.structs.replace(
+        recipe, lora_form="name", multimodal_form="offset", salt_form="plain", embeds_form="absent"
+    )

@@ -36,6 +36,9 @@ HEARTBEAT_MS: Final = 5_000
 TICK: Final = 0.1
 """Seconds between looks at what is due by time alone."""
 
+RESTART_DELAY: Final = 1.0
+"""Seconds before a subscription that failed begins anew: a fault that repeats must not keep the thread busy."""
+
 _Socket: TypeAlias = zmq.Socket[bytes]
 
 MONITORED: Final = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
@@ -98,7 +101,11 @@ class _Subscription:
         self.sub.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
         self.monitor: _Socket = self.sub.get_monitor_socket(MONITORED)
         self.sub.setsockopt(zmq.SUBSCRIBE, publisher.topic.encode())
-        self.sub.connect(publisher.events)
+        try:
+            self.sub.connect(publisher.events)
+        except zmq.ZMQError:
+            self.close()
+            raise
 
     def _socket(self, kind: int) -> _Socket:
         new = self._context.socket(kind)
@@ -119,14 +126,28 @@ class _Subscription:
     def read(self, now: float) -> list[Step]:
         """Everything that has arrived, as steps."""
         live = _receive_all(self.sub)
+        connections = self.counters["connections"]
         # After the messages, not before: a reconnect that lies between two of them must not be seen later than both.
         steps = self._read_monitor(now)
+        if connections and self.counters["connections"] > connections:
+            # These may be of either life, and nothing says which. A replay brings those of the present one again.
+            self.counters["messages_of_two_connections"] += len(live) + len(_receive_all(self.sub, at_most=None))
+            live = []
         for frames in live:
             steps += self._live(frames, now)
-        if self.dealer is not None:
-            for frames in _receive_all(self.dealer):
-                steps += self._replayed(frames, now)
-        return self._obey(steps, now)
+        return [*self._obey(steps, now), *self._read_replay(now)]
+
+    def _read_replay(self, now: float) -> list[Step]:
+        """The answer to the last replay asked for: when the stream asks anew, the rest answers the old question."""
+        steps: list[Step] = []
+        dealer = self.dealer
+        if dealer is None:
+            return steps
+        for frames in _receive_all(dealer):
+            steps += self._obey(self._replayed(frames, now), now)
+            if self.dealer is not dealer:
+                break
+        return steps
 
     def tick(self, now: float) -> list[Step]:
         """What is due by time alone."""
@@ -144,7 +165,7 @@ class _Subscription:
         stream = self.stream
         return PublisherStatus(
             is_connected=self.is_connected,
-            is_complete=stream.is_complete and not stream.pending,
+            is_complete=stream.is_complete,
             is_replaying=stream.is_replaying,
             incarnation=stream.incarnation,
             next_sequence=stream.next_sequence,
@@ -189,6 +210,15 @@ class _Subscription:
         if frames[-2] == END_MARKER:
             self._end_replay()
             return self.stream.replay_ended()
+        if len(frames) > 3 and not frames[-3].startswith(self.publisher.topic.encode()):
+            self.counters["foreign_topics"] += 1
+            if self.counters["foreign_topics"] == 1:
+                log.warning(
+                    "%s: publishes under topic %r, subscribed to %r: no live events will come",
+                    self.publisher.replica,
+                    frames[-3],
+                    self.publisher.topic,
+                )
         self._replay_deadline = now + self.settings.replay_timeout
         return self.stream.replayed(int.from_bytes(frames[-2], "big"), self._batch(frames[-1]))
 
@@ -214,10 +244,13 @@ class _Subscription:
         # A new socket each time: answers to an earlier request must not be taken for answers to this one.
         self._end_replay()
         assert self.publisher.replay is not None
-        self.dealer = self._socket(zmq.DEALER)
-        self.dealer.connect(self.publisher.replay)
-        self.dealer.send_multipart([b"", start.to_bytes(8, "big")])
         self._replay_deadline = now + self.settings.replay_timeout
+        self.dealer = self._socket(zmq.DEALER)
+        try:
+            self.dealer.connect(self.publisher.replay)
+            self.dealer.send_multipart([b"", start.to_bytes(8, "big")])
+        except zmq.ZMQError as error:  # the deadline passes, as if nobody had answered
+            log.error("%s: no replay from %s: %s", self.publisher.replica, self.publisher.replay, error)  # noqa: TRY400
 
     def _end_replay(self) -> None:
         self._replay_deadline = None
@@ -226,10 +259,10 @@ class _Subscription:
             self.dealer = None
 
 
-def _receive_all(sock: _Socket) -> list[list[bytes]]:
+def _receive_all(sock: _Socket, at_most: int | None = READ_AT_ONCE) -> list[list[bytes]]:
     messages: list[list[bytes]] = []
     with contextlib.suppress(zmq.Again):
-        while len(messages) < READ_AT_ONCE:
+        while at_most is None or len(messages) < at_most:
             messages.append(sock.recv_multipart(zmq.NOBLOCK))
     return messages
 
@@ -249,6 +282,8 @@ class EventReader:
         self._commands: deque[Callable[[], None]] = deque()
         self._subscriptions: dict[ReplicaId, _Subscription] = {}
         self._registered: dict[ReplicaId, dict[int, _Socket]] = {}
+        self._unread: set[_Subscription] = set()  # with more to read than they had a turn for
+        self._failed: dict[ReplicaId, tuple[float, Publisher]] = {}  # when to begin anew
         self._next_tick = 0.0
         self._context: zmq.Context[_Socket] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 8_192)
@@ -301,8 +336,10 @@ class EventReader:
         self._guarded(subscription, self._read)
 
     def _remove(self, replica: ReplicaId) -> None:
+        self._failed.pop(replica, None)
         subscription = self._subscriptions.pop(replica, None)
         if subscription is not None:
+            self._unread.discard(subscription)
             for fd in self._registered.pop(replica):
                 self._selector.unregister(fd)
             subscription.close()
@@ -310,8 +347,8 @@ class EventReader:
     def _run(self) -> None:
         try:
             while not self._is_closing:
-                ready = self._selector.select(timeout=0.25)
-                for subscription in {key.data for key, _ in ready if key.data is not None}:
+                ready = self._selector.select(timeout=0 if self._unread else 0.25)
+                for subscription in self._unread | {key.data for key, _ in ready if key.data is not None}:
                     self._guarded(subscription, self._read)
                 with contextlib.suppress(BlockingIOError):
                     self._wake_out.recv(4096)
@@ -336,6 +373,9 @@ class EventReader:
         self._next_tick = now + TICK
         for subscription in list(self._subscriptions.values()):
             self._guarded(subscription, self._tick_one)
+        for due, publisher in list(self._failed.values()):
+            if now >= due:
+                self._add(publisher)
 
     def _guarded(self, subscription: _Subscription, action: Callable[[_Subscription], None]) -> None:
         """A fault met while serving one publisher costs that publisher a fresh start, and the others nothing."""
@@ -346,18 +386,21 @@ class EventReader:
             action(subscription)
         except Exception:
             log.exception("%s: the subscription failed and begins anew", publisher.replica)
-            self._deliver(publisher.replica, [Forget("the subscription failed")])
-            self._add(publisher)
+            self._remove(publisher.replica)
+            self._failed[publisher.replica] = time.monotonic() + RESTART_DELAY, publisher
+            with contextlib.suppress(Exception):  # logged above, if it was this that failed
+                self._deliver(publisher.replica, [Forget("the subscription failed")])
 
     def _tick_one(self, subscription: _Subscription) -> None:
         self._hand_over(subscription, subscription.tick(time.monotonic()))
 
     def _read(self, subscription: _Subscription) -> None:
-        while True:
-            self._hand_over(subscription, subscription.read(time.monotonic()))
-            # ZMQ's file descriptor tells of news only once: what is left unread now would stay so.
-            if not any(int(sock.getsockopt(zmq.EVENTS)) & zmq.POLLIN for sock in subscription.sockets()):
-                return
+        self._hand_over(subscription, subscription.read(time.monotonic()))
+        # ZMQ's file descriptor tells of news only once: what is left unread now would stay so.
+        if any(int(sock.getsockopt(zmq.EVENTS)) & zmq.POLLIN for sock in subscription.sockets()):
+            self._unread.add(subscription)
+        else:
+            self._unread.discard(subscription)
 
     def _hand_over(self, subscription: _Subscription, steps: list[Step]) -> None:
         if steps:

@@ -1,0 +1,168 @@
+"""``kvlb serve``: the gateway in front of a fleet.
+
+Knows flags, files, signals and the listening socket. What is wrong with any of them is one line and exit code 2.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from balancer import settings as settings_module
+from balancer.commands import Command
+from balancer.errors import BalancerError, ConfigError
+from balancer.gateway.app import build_app
+from balancer.policies.base import names
+from balancer.service import RouterService
+from balancer.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--replica",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a vLLM server, like http://10.0.0.1:8000; repeat it",
+    )
+    parser.add_argument("--config", metavar="FILE", help="settings in TOML; flags overrule it")
+    parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on (default 8080)")
+    parser.add_argument("--policy", metavar="NAME", help="routing policy (default cache_aware)")
+    parser.add_argument("--max-body-bytes", type=int, metavar="N", help="largest request body (default 64 MiB)")
+    parser.add_argument(
+        "--expose-decisions", action="store_true", default=None, help="tell clients the replica and its cached tokens"
+    )
+    parser.add_argument(
+        "--startup-timeout", type=float, metavar="S", help="exit with an error if no replica answers within S seconds"
+    )
+    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+
+
+def run(args: argparse.Namespace) -> int:
+    logging.basicConfig(
+        level=args.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(message)s", force=True
+    )
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    settings = read_settings(args)
+    with _runner() as runner:
+        runner.run(_serve(settings, args.startup_timeout))
+    return 0
+
+
+def read_settings(args: argparse.Namespace) -> Settings:
+    """The file's settings, overruled by flags.
+
+    Raises:
+        ConfigError: a file that cannot be read, or a setting that cannot be used.
+    """
+    tree = _read_file(args.config) if args.config else {}
+    server = tree.setdefault("server", {})
+    flags = {
+        "host": args.host,
+        "port": args.port,
+        "max_body_bytes": args.max_body_bytes,
+        "expose_decisions": args.expose_decisions,
+    }
+    if isinstance(server, dict):
+        server.update({name: value for name, value in flags.items() if value is not None})
+    if args.policy is not None:
+        tree["policy"] = {"name": args.policy}
+    if args.replica:
+        tree["replicas"] = [{"url": url.rstrip("/")} for url in args.replica]
+    settings = settings_module.convert(tree)
+    if not settings.replicas:
+        raise ConfigError("replicas: none given; name at least one with --replica http://HOST:PORT or in --config FILE")
+    return settings
+
+
+def _read_file(name: str) -> dict[str, Any]:
+    try:
+        return settings_module.parse(Path(name).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config: cannot read '{name}': {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"--config: '{name}': {error}") from error
+
+
+@contextlib.contextmanager
+def _runner() -> Any:
+    """asyncio's runner, on uvloop where that is installed."""
+    try:
+        from uvloop import new_event_loop  # noqa: PLC0415 - optional
+    except ImportError:
+        new_event_loop = None  # type: ignore[assignment]
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        yield runner
+
+
+async def _serve(settings: Settings, startup_timeout: float | None) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(name, stop.set)
+    async with running(settings) as (service, address):
+        log.info(
+            "listening on %s with policy %s, %d endpoints", address, service.router.policy_name, len(settings.replicas)
+        )
+        if startup_timeout is not None:
+            await _wait_ready(service, startup_timeout)
+        await stop.wait()
+        log.info("stopping")
+
+
+async def _wait_ready(service: RouterService, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await service.wait_ready()
+    except TimeoutError:
+        problems = "; ".join(f"{url}: {watcher.problem}" for url, watcher in service.watchers.items())
+        raise BalancerError(f"no replica can be used after {seconds:g} s ({problems}); start vLLM first") from None
+
+
+@contextlib.asynccontextmanager
+async def running(settings: Settings) -> Any:
+    """A gateway that listens, as (service, address); everything is closed at the end.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    service = RouterService(settings)
+    runner = web.AppRunner(build_app(service), handler_cancellation=True, shutdown_timeout=10, access_log=None)
+    await service.start()
+    try:
+        await runner.setup()
+        site = web.TCPSite(runner, settings.server.host, settings.server.port, backlog=4096, reuse_address=True)
+        try:
+            await site.start()
+        except OSError as error:
+            raise _not_bound(settings, error) from error
+        host, port = runner.addresses[0][:2]
+        yield service, f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    finally:
+        await runner.cleanup()
+        await service.stop()
+
+
+def _not_bound(settings: Settings, error: OSError) -> ConfigError:
+    where = f"{settings.server.host}:{settings.server.port}"
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(f"server.port: {where} is in use; choose another one with --port")
+    return ConfigError(f"server.host: cannot listen on {where}: {error.strerror}")
+
+
+command = Command(
+    name="serve",
+    help=f"Route OpenAI requests to the replica that holds most of their prompt. Policies: {', '.join(names())}.",
+    configure=configure,
+    run=run,
+)

@@ -1,0 +1,141 @@
+"""The values that routing is about.
+
+Knows what a replica, a request, a candidate and a decision are. Never knows how any of them was found out or is carried
+out. Everything here is frozen; times are seconds on whatever clock the caller uses, lengths are tokens.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from hashing.extras import NO_EXTRAS, Extras, Lora
+from hashing.recipes import Recipe
+from indexer.index import Keys, ReplicaId
+
+
+class Replica(msgspec.Struct, frozen=True):
+    """One KV cache that can be chosen: an endpoint and a data-parallel rank of it.
+
+    ``recipe`` is None when nobody knows how the engine hashes; its events then cannot be matched. ``models`` are the names
+    it serves, ``adapters`` those of them that are LoRA adapters. ``max_model_len`` is in tokens, ``num_gpu_blocks`` counts
+    the blocks of the pool; both None when unsaid.
+    """
+
+    id: ReplicaId
+    endpoint: str
+    rank: int = 0
+    ranks: int = 1
+    models: tuple[str, ...] = ()
+    adapters: tuple[Lora, ...] = ()
+    recipe: Recipe | None = None
+    max_model_len: int | None = None
+    num_gpu_blocks: int | None = None
+
+    def adapter(self, model: str) -> Lora | None:
+        """The LoRA adapter of this name, or None for a base model."""
+        return next((adapter for adapter in self.adapters if adapter.name == model), None)
+
+
+class PrefixHashes(Protocol):
+    """A request's prompts as chains of block keys, made only for the recipes that are asked for."""
+
+    def chains(self, recipe: Recipe, adapter: Lora | None, /) -> Sequence[Keys]:
+        """One chain for each prompt, or none when they cannot be hashed this way."""
+        ...
+
+
+class NoHashes:
+    """The hashes of a request whose tokens nobody knows."""
+
+    def chains(self, recipe: Recipe, adapter: Lora | None, /) -> Sequence[Keys]:
+        return ()
+
+
+NO_HASHES = NoHashes()
+
+
+class RouteRequest(msgspec.Struct, frozen=True):
+    """What the router has to know of a request.
+
+    ``prompt_lengths`` has the tokens of each prompt (one, but for completions with a list of prompts); empty when the
+    tokens are unknown. ``size_hint`` is a guess of the total for that case. ``reads_cache`` is false for requests that
+    compute their whole prompt whatever is cached (vLLM: ``prompt_logprobs``). ``is_comparable`` says whether the engine's
+    ``cached_tokens`` will be that of this one prompt.
+    """
+
+    model: str
+    hashes: PrefixHashes = NO_HASHES
+    prompt_lengths: tuple[int, ...] = ()
+    size_hint: int = 0
+    reads_cache: bool = True
+    is_comparable: bool = True
+    excluded: frozenset[ReplicaId] = frozenset()
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(self.prompt_lengths) if self.prompt_lengths else self.size_hint
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """Token ids with what else goes into their block hashes."""
+
+    tokens: Sequence[int]
+    extras: Extras = NO_EXTRAS
+
+
+class Candidate(msgspec.Struct, frozen=True, gc=False):
+    """All that a policy may know of one replica it could choose.
+
+    ``cached_tokens`` of the request's ``prompt_tokens`` lie there already, as the engine itself would count them.
+    ``queued_tokens`` are uncached prompt tokens of requests sent there that have not answered yet; ``in_flight`` is the
+    number of requests sent there that have not ended.
+    """
+
+    replica: ReplicaId
+    prompt_tokens: int
+    cached_tokens: int
+    queued_tokens: int
+    in_flight: int
+
+    @property
+    def uncached_tokens(self) -> int:
+        return self.prompt_tokens - self.cached_tokens
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """Where a request goes. It is a lease: ``Router.release`` must be told its number exactly once.
+
+    ``is_predicted`` says whether ``cached_tokens`` can be held against the engine's own figure: the tokens are known, the
+    replica's recipe too, and there is one prompt (for several, vLLM 0.32 reports the figure of one of them).
+    """
+
+    lease: int
+    replica: Replica
+    prompt_tokens: int
+    cached_tokens: int
+    is_predicted: bool
+    policy: str
+    candidates: tuple[Candidate, ...]
+
+
+class Outcome(StrEnum):
+    """How a lease ended."""
+
+    OK = "ok"
+    ERROR = "error"  # the replica answered with an error of its own
+    CANCELLED = "cancelled"  # the client went away
+    UNREACHABLE = "unreachable"  # no byte of an answer came
+
+
+class Truth(msgspec.Struct, frozen=True):
+    """What the engine said afterwards of one request (``usage`` of its answer); None where it said nothing.
+
+    ``cached_tokens`` needs ``--enable-prompt-tokens-details`` on the engine (vLLM 0.32).
+    """
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    finish_reason: str | None = None

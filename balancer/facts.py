@@ -1,0 +1,255 @@
+"""What an engine tells about itself, read from the bodies of its own endpoints.
+
+Knows the answers of vLLM 0.8 - 0.32 (``/v1/models``, ``/metrics``, ``/kv_event_sources``, ``/version``) and what is missing in
+which. Never asks for them. What an engine is too old to tell comes from the settings; what nobody tells is None, never a guess
+that looks like a fact.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from balancer.core import Replica
+from balancer.settings import ReplicaSettings
+from hashing.errors import RecipeError
+from hashing.extras import Lora
+from hashing.recipes import Recipe
+from indexer.index import ReplicaId
+
+CONFIG_METRIC: Final = "vllm:cache_config_info"
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """One entry of ``/v1/models``: a base model, or a LoRA adapter, which names its ``parent``."""
+
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class _ModelList(msgspec.Struct, frozen=True):
+    data: list[ModelCard]
+
+
+class CacheConfig(msgspec.Struct, frozen=True):
+    """What ``vllm:cache_config_info`` says of one engine rank; None where the release does not say it."""
+
+    rank: int
+    block_size: int | None
+    algorithm: str | None
+    num_gpu_blocks: int | None
+    has_prefix_caching: bool | None
+
+
+class EventSource(msgspec.Struct, frozen=True):
+    """One rank's publisher, as addresses that a client can connect to."""
+
+    rank: int
+    events: str
+    replay: str | None
+    topic: str
+
+
+class EngineFacts(msgspec.Struct, frozen=True):
+    """All that one endpoint has told; ``listing`` has the entries of its ``/v1/models`` as they came."""
+
+    models: tuple[ModelCard, ...] = ()
+    listing: tuple[dict[str, Any], ...] = ()
+    version: str | None = None
+    cache: tuple[CacheConfig, ...] = ()
+    sources: tuple[EventSource, ...] = ()
+
+
+class Described(msgspec.Struct, frozen=True):
+    """One replica of an endpoint, with its event source and what an operator should know about it."""
+
+    replica: Replica
+    source: EventSource | None
+    warnings: tuple[str, ...]
+
+
+def read_models(body: bytes) -> tuple[ModelCard, ...]:
+    """``GET /v1/models``.
+
+    Raises:
+        msgspec.MsgspecError: it is no list of models.
+    """
+    return tuple(msgspec.json.decode(body, type=_ModelList).data)
+
+
+def read_listing(body: bytes) -> tuple[dict[str, Any], ...]:
+    """``GET /v1/models`` with every field of every entry.
+
+    Raises:
+        msgspec.MsgspecError: it is no list of models.
+    """
+    return tuple(msgspec.json.decode(body, type=dict[str, list[dict[str, Any]] | Any])["data"])
+
+
+def merge_listings(listings: Iterable[Iterable[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One entry for each model; where replicas disagree on ``max_model_len``, the smallest holds for all of them."""
+    merged: dict[str, dict[str, Any]] = {}
+    for entry in (entry for listing in listings for entry in listing):
+        known = merged.setdefault(entry["id"], dict(entry))
+        lengths = [e["max_model_len"] for e in (known, entry) if isinstance(e.get("max_model_len"), int)]
+        if lengths:
+            known["max_model_len"] = min(lengths)
+    return [merged[name] for name in sorted(merged)]
+
+
+def read_version(body: bytes) -> str | None:
+    """``GET /version``."""
+    try:
+        version = msgspec.json.decode(body, type=dict[str, Any]).get("version")
+    except msgspec.MsgspecError:
+        return None
+    return version if isinstance(version, str) else None
+
+
+def read_cache_config(body: bytes) -> tuple[CacheConfig, ...]:
+    """``GET /metrics``: one entry a rank; empty where the engine does not say (vLLM < 0.11, renderers)."""
+    found: dict[int, CacheConfig] = {}
+    # Only the lines of one metric: the whole page is hundreds of kilobytes on a busy engine.
+    lines = [line for line in body.decode(errors="replace").splitlines() if line.startswith(CONFIG_METRIC + "{")]
+    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+        for sample in family.samples:
+            rank = _int(sample.labels.get("engine")) or 0
+            found[rank] = _cache_config(rank, sample.labels)
+    return tuple(found[rank] for rank in sorted(found))
+
+
+def _cache_config(rank: int, labels: dict[str, str]) -> CacheConfig:
+    caching = labels.get("enable_prefix_caching")
+    return CacheConfig(
+        rank=rank,
+        # vLLM >= 0.31 has the size with the context-parallel factor in it, which is what events and hashes go by.
+        block_size=_int(labels.get("effective_attention_block_size")) or _int(labels.get("block_size")),
+        algorithm=labels.get("prefix_caching_hash_algo"),
+        num_gpu_blocks=_int(labels.get("num_gpu_blocks")),
+        has_prefix_caching=None if caching is None else caching == "True",
+    )
+
+
+def read_event_sources(body: bytes, host: str) -> tuple[EventSource, ...]:
+    """``GET /kv_event_sources`` (vLLM >= 0.31), with ``host`` in place of wildcards."""
+    try:
+        ranks = msgspec.json.decode(body, type=dict[str, dict[str, Any]])
+    except msgspec.MsgspecError:
+        return ()
+    found = []
+    for name, config in ranks.items():
+        endpoint = config.get("endpoint")
+        rank = _int(name)
+        if rank is None or not config.get("enable_kv_cache_events") or not isinstance(endpoint, str):
+            continue
+        replay = config.get("replay_endpoint")
+        found.append(
+            EventSource(
+                rank=rank,
+                events=reachable(endpoint, host),
+                replay=reachable(replay, host) if isinstance(replay, str) else None,
+                topic=config.get("topic") or "",
+            )
+        )
+    return tuple(sorted(found, key=lambda source: source.rank))
+
+
+def reachable(endpoint: str, host: str) -> str:
+    """A publisher's bind address as one that a client on another machine can connect to."""
+    return re.sub(r"^tcp://(\*|0\.0\.0\.0|\[::\]|::):", lambda _: f"tcp://{_bracketed(host)}:", endpoint)
+
+
+def with_rank(endpoint: str, rank: int) -> str:
+    """The address of a data-parallel rank: vLLM adds the rank to the configured tcp port."""
+    match = re.fullmatch(r"(tcp://.*:)(\d+)", endpoint)
+    return f"{match[1]}{int(match[2]) + rank}" if match else endpoint
+
+
+def describe(settings: ReplicaSettings, facts: EngineFacts) -> list[Described]:
+    """The replicas behind one endpoint: what the engine told, overruled by what the settings say."""
+    configs = {config.rank: config for config in facts.cache}
+    sources = {source.rank: source for source in facts.sources}
+    count = settings.data_parallel_size or max([0, *configs, *sources]) + 1
+    return [_describe(settings, facts, configs.get(rank), sources.get(rank), rank, count) for rank in range(count)]
+
+
+def _describe(
+    settings: ReplicaSettings,
+    facts: EngineFacts,
+    config: CacheConfig | None,
+    source: EventSource | None,
+    rank: int,
+    ranks: int,
+) -> Described:
+    warnings: list[str] = []
+    recipe = _recipe(settings, facts, config, warnings)
+    if settings.events is not None:
+        replay = None if settings.replay is None else with_rank(settings.replay, rank)
+        source = EventSource(rank, with_rank(settings.events, rank), replay, settings.topic)
+    if source is None:
+        warnings.append(
+            "no KV event source is known, so its cache is invisible; start vLLM with --kv-events-config "
+            '\'{"enable_kv_cache_events": true}\' and, before vLLM 0.31, name it here (events = "tcp://...")'
+        )
+    elif source.replay is None:
+        warnings.append(
+            'its publisher has no replay socket, so lost events stay lost; add "replay_endpoint" to --kv-events-config'
+        )
+    if config is not None and config.has_prefix_caching is False:
+        warnings.append("prefix caching is off; start vLLM with --enable-prefix-caching")
+    base = [card for card in facts.models if card.parent is None]
+    replica = Replica(
+        id=replica_id(settings.url, rank, ranks),
+        endpoint=settings.url,
+        rank=rank,
+        ranks=ranks,
+        models=tuple(card.id for card in facts.models),
+        adapters=tuple(Lora(name=card.id, path=card.root) for card in facts.models if card.parent is not None),
+        recipe=recipe,
+        max_model_len=min((card.max_model_len for card in base if card.max_model_len), default=None),
+        num_gpu_blocks=config.num_gpu_blocks if config else None,
+    )
+    return Described(replica, source, tuple(warnings))
+
+
+def _recipe(
+    settings: ReplicaSettings, facts: EngineFacts, config: CacheConfig | None, warnings: list[str]
+) -> Recipe | None:
+    version = settings.version or facts.version
+    block_size = settings.block_size or (config.block_size if config else None)
+    algorithm = settings.hash_algorithm or (config.algorithm if config else None) or "sha256"
+    if version is None or block_size is None:
+        missing = "version" if version is None else "block_size"
+        warnings.append(f"the engine does not tell its {missing}; give it in the settings ({missing} = ...)")
+        return None
+    try:
+        recipe = Recipe.for_version(
+            version,
+            algorithm=algorithm,  # type: ignore[arg-type]  # checked by Recipe itself
+            block_size=block_size,
+            seed=settings.hash_seed,
+        )
+        recipe.none_hash()
+    except RecipeError as error:
+        warnings.append(f"its block hashes cannot be computed, so its cache is invisible: {error}")
+        return None
+    return recipe
+
+
+def replica_id(endpoint: str, rank: int, ranks: int) -> ReplicaId:
+    """``host:port``, and ``host:port#rank`` when the endpoint has several."""
+    netloc = urlsplit(endpoint).netloc
+    return ReplicaId(netloc if ranks == 1 else f"{netloc}#{rank}")
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _int(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None

@@ -1,0 +1,123 @@
+"""The replicas there are, whether each can be used, and what has been sent to it.
+
+Knows replicas, their status and the work they owe. Never knows prompts, caches or how a status was found out. Between calls:
+``in_flight`` and ``queued_tokens`` of a replica are the sums over its open leases; nothing but a lease changes them, least of
+all a health check.
+"""
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+import msgspec
+
+from balancer.core import Replica
+from indexer.index import ReplicaId
+
+
+class Status(StrEnum):
+    """Whether new requests may go to a replica."""
+
+    READY = "ready"
+    DRAINING = "draining"  # finishes what it has, takes nothing new
+    LOST = "lost"  # does not answer
+
+
+class LiveReplica:
+    """One replica's live state. Changes with leases and with its status."""
+
+    __slots__ = ("in_flight", "queued_tokens", "replica", "status")
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.status = Status.READY
+        self.in_flight = 0
+        self.queued_tokens = 0
+
+    def __repr__(self) -> str:
+        return f"<{self.replica.id} {self.status}, {self.in_flight} in flight, {self.queued_tokens} queued tokens>"
+
+    def is_available(self) -> bool:
+        """Whether a new request may be sent there."""
+        return self.status is Status.READY
+
+
+class _Lease(msgspec.Struct):
+    live: LiveReplica
+    queued_tokens: int
+
+
+class Fleet:
+    """All replicas and all open leases. Changes with every call but the questions."""
+
+    def __init__(self) -> None:
+        self._live: dict[ReplicaId, LiveReplica] = {}
+        self._leases: dict[int, _Lease] = {}
+        self._next_lease = 1
+
+    def __repr__(self) -> str:
+        counts = [f"{n} {status}" for status in Status if (n := sum(r.status is status for r in self))]
+        return f"<Fleet {', '.join(counts) or 'empty'}, {len(self._leases)} leases>"
+
+    def __iter__(self) -> Iterator[LiveReplica]:
+        return iter(self._live.values())
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def get(self, replica: ReplicaId) -> LiveReplica | None:
+        return self._live.get(replica)
+
+    def put(self, replica: Replica) -> None:
+        """Add a replica, or replace what is known of it; work under way and status stay."""
+        live = self._live.get(replica.id)
+        if live is None:
+            self._live[replica.id] = LiveReplica(replica)
+        else:
+            live.replica = replica
+
+    def remove(self, replica: ReplicaId) -> None:
+        """Take a replica out; its open leases may still be released."""
+        self._live.pop(replica, None)
+
+    def set_status(self, replica: ReplicaId, status: Status) -> None:
+        live = self._live.get(replica)
+        if live is not None:
+            live.status = status
+
+    def serving(self, model: str) -> list[LiveReplica]:
+        """Every replica of this model, available or not."""
+        return [live for live in self._live.values() if model in live.replica.models]
+
+    def models(self) -> list[str]:
+        """The names served by any replica, in a stable order."""
+        return sorted({model for live in self for model in live.replica.models})
+
+    @property
+    def open_leases(self) -> int:
+        return len(self._leases)
+
+    def acquire(self, live: LiveReplica, uncached_tokens: int) -> int:
+        """Note that a request with so many tokens to compute is sent there; returns the lease."""
+        lease, self._next_lease = self._next_lease, self._next_lease + 1
+        live.in_flight += 1
+        live.queued_tokens += uncached_tokens
+        self._leases[lease] = _Lease(live, uncached_tokens)
+        return lease
+
+    def started(self, lease: int) -> None:
+        """The request's prompt has been computed: its first output has come."""
+        held = self._leases.get(lease)
+        if held is not None:
+            held.live.queued_tokens -= held.queued_tokens
+            held.queued_tokens = 0
+
+    def release(self, lease: int) -> LiveReplica:
+        """The request has ended.
+
+        Raises:
+            KeyError: the lease is not open: it was released twice, or never given.
+        """
+        self.started(lease)
+        live = self._leases.pop(lease).live
+        live.in_flight -= 1
+        return live

@@ -1,0 +1,122 @@
+"""The gateway's HTTP application: which path leads where.
+
+Knows the paths that are served here and the list of those that are forwarded; everything else is refused, so that no path of an
+engine's own administration can be reached through it.
+"""
+
+import time
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from balancer import openai
+from balancer.errors import NoReplica, RequestError, UnknownModel, UnknownPath
+from balancer.gateway.proxy import Proxy, canonical, error_response
+from balancer.metrics import Metrics
+from balancer.service import RouterService
+
+
+def build_app(service: RouterService) -> web.Application:
+    """The application round a service that has been, or will be, started by the caller."""
+    metrics = Metrics(service)
+    proxy = Proxy(service, metrics)
+    control = _Control(service, metrics)
+    app = web.Application(client_max_size=service.settings.server.max_body_bytes, middlewares=[_translate_errors])
+    for path in openai.PATHS:
+        app.router.add_post(path, proxy.handle)
+        app.router.add_post(path + "/", proxy.handle)
+    app.router.add_get("/health", control.health)
+    app.router.add_get("/ping", control.health)
+    app.router.add_get("/ready", control.ready)
+    app.router.add_get("/metrics", control.metrics)
+    app.router.add_get("/v1/models", control.models)
+    app.router.add_get("/v1/models/{model:.+}", control.model)
+    app.router.add_get("/kvlb/status", control.status)
+    return app
+
+
+@web.middleware
+async def _translate_errors(request: web.Request, handler: Any) -> web.StreamResponse:
+    """Errors of ours and of the framework, in the one shape that clients know."""
+    try:
+        response: web.StreamResponse = await handler(request)
+    except RequestError as error:
+        return error_response(error)
+    except web.HTTPNotFound:
+        return error_response(
+            UnknownPath(f"there is no {canonical(request.path)} here; see the list of paths in the docs")
+        )
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        refused = error_response(UnknownPath(f"{request.method} {request.path} is not served; use {allowed}"))
+        refused.set_status(405)
+        refused.headers["Allow"] = allowed
+        return refused
+    return response
+
+
+class _Control:
+    """The paths that are answered here."""
+
+    def __init__(self, service: RouterService, metrics: Metrics) -> None:
+        self._service = service
+        self._metrics = metrics
+
+    async def health(self, request: web.Request) -> web.Response:
+        """Alive: the loop turns."""
+        return web.json_response({"status": "ok"})
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """Whether a request would find a replica."""
+        if not self._service.is_ready:
+            problems = {url: watcher.problem for url, watcher in self._service.watchers.items()}
+            return error_response(NoReplica(f"no replica can be used: {problems}", retry_after=2))
+        return web.json_response({"status": "ready"})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        return web.Response(
+            body=self._metrics.page(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        )
+
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": self._service.models()})
+
+    async def model(self, request: web.Request) -> web.Response:
+        name = request.match_info["model"]
+        found = next((entry for entry in self._service.models() if entry["id"] == name), None)
+        if found is None:
+            raise UnknownModel(f"the model '{name}' is not served here", param="model")
+        return web.json_response(found)
+
+    async def status(self, request: web.Request) -> web.Response:
+        """What is known of each endpoint and replica, for people and for tests."""
+        router = self._service.router
+        publishers = self._service.publishers()
+        now = time.time()
+        replicas = [
+            {
+                "replica": live.replica.id,
+                "endpoint": live.replica.endpoint,
+                "status": live.status,
+                "models": live.replica.models,
+                "recipe": live.replica.recipe,
+                "in_flight": live.in_flight,
+                "queued_tokens": live.queued_tokens,
+                "blocks": router.index.gpu.blocks(live.replica.id),
+                "copies": router.index.gpu.copies(live.replica.id),
+                "lost_batches": router.holes.get(live.replica.id, 0),
+                "events": publishers.get(live.replica.id),
+                "predictions": router.audit.tallies.get(live.replica.id),
+            }
+            for live in router.fleet
+        ]
+        body = {
+            "time": now,
+            "policy": router.policy_name,
+            "open_leases": router.fleet.open_leases,
+            "endpoints": {url: watcher.problem or "ok" for url, watcher in self._service.watchers.items()},
+            "replicas": replicas,
+            "differences": list(router.audit.differences),
+        }
+        return web.Response(body=msgspec.json.encode(body), content_type="application/json")

@@ -1,0 +1,228 @@
+"""One inference request, from its bytes to the end of its answer.
+
+Knows the order of things: read, parse, tokenise, route, forward, watch, release. Whatever happens, each lease is released
+exactly once. Another replica is tried only while no byte of an answer has come; after that the answer, good or bad, is the
+client's.
+"""
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from balancer import openai
+from balancer.core import Decision, Outcome, RouteRequest, Truth
+from balancer.errors import (
+    BadRequest,
+    BodyTooLarge,
+    NoReplica,
+    RequestError,
+    UpstreamFailed,
+    UpstreamTimeout,
+)
+from balancer.gateway import headers
+from balancer.metrics import Metrics
+from balancer.openai import Inbound
+from balancer.service import RouterService
+from balancer.sse import BodyWatch, StreamWatch
+from indexer.index import ReplicaId
+
+log = logging.getLogger(__name__)
+
+BYTES_PER_TOKEN: Final = 4
+"""For requests whose tokens nobody knows: English text in today's vocabularies; only ever compared with itself."""
+
+
+class Proxy:
+    """Forwards inference requests. Holds no state of its own between them."""
+
+    def __init__(self, service: RouterService, metrics: Metrics) -> None:
+        self._service = service
+        self._metrics = metrics
+        self._settings = service.settings
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """The handler of every path in ``openai.PATHS``."""
+        path = canonical(request.path)
+        started = asyncio.get_running_loop().time()
+        try:
+            body = await self._read(request)
+            inbound = openai.read(path, request.content_type, body)
+            name = inbound.model if inbound.model is not None else self._service.default_model()
+            if name is None:
+                raise BadRequest("model: missing, and more than one model is served here", param="model")
+            wanted = await self._request(request, path, inbound, name, body)
+            response = await self._forward(request, path, wanted, body, started)
+        except RequestError as error:
+            self._metrics.refused(path, error)
+            return error_response(error)
+        return response
+
+    async def _read(self, request: web.Request) -> bytes:
+        limit = self._settings.server.max_body_bytes
+        too_large = f"the body is larger than {limit:,} bytes; the limit is server.max_body_bytes"
+        if (request.content_length or 0) > limit:
+            raise BodyTooLarge(too_large)
+        try:
+            return await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise BodyTooLarge(too_large) from None
+        except aiohttp.http_exceptions.HttpProcessingError as error:
+            raise BadRequest(f"the body cannot be read: {error.message}") from error
+
+    async def _request(
+        self, request: web.Request, path: str, inbound: Inbound, model: str, body: bytes
+    ) -> RouteRequest:
+        prompts = inbound.token_ids
+        if inbound.has_text:
+            endpoint = self._service.tokenizing_endpoint(model)
+            if endpoint is not None:
+                questions = headers.for_questions(request.headers)
+                prompts = await self._service.tokenizer.token_ids(endpoint, path, inbound, body, questions)
+        return RouteRequest(
+            model=model,
+            hashes=self._service.hashes(prompts, inbound.salt),
+            prompt_lengths=tuple(len(prompt) for prompt in prompts),
+            size_hint=len(body) // BYTES_PER_TOKEN,
+            reads_cache=inbound.reads_cache,
+            is_comparable=inbound.is_comparable and len(prompts) == 1,
+        )
+
+    async def _forward(
+        self, request: web.Request, path: str, wanted: RouteRequest, body: bytes, started: float
+    ) -> web.StreamResponse:
+        failure: RequestError | None = None
+        for _ in range(self._settings.upstream.attempts):
+            try:
+                decision = await self._service.route(wanted)
+            except NoReplica:
+                if failure is None:
+                    raise
+                break
+            attempt = _Attempt(self._service, self._metrics, decision, wanted.model, path)
+            try:
+                return await attempt.run(request, body, started)
+            except _Unreachable as error:
+                failure = UpstreamFailed(f"replica {decision.replica.id} cannot be reached: {error}", retry_after=2)
+                wanted = msgspec.structs.replace(wanted, excluded=wanted.excluded | self._siblings(decision))
+        assert failure is not None
+        raise failure
+
+    def _siblings(self, decision: Decision) -> frozenset[ReplicaId]:
+        """All ranks behind the endpoint that could not be reached."""
+        return frozenset(
+            live.replica.id for live in self._service.router.fleet if live.replica.endpoint == decision.replica.endpoint
+        )
+
+
+class _Unreachable(Exception):
+    """No byte of an answer came: another replica may be tried."""
+
+
+class _Attempt:
+    """One request at one replica, from its lease to its release."""
+
+    def __init__(self, service: RouterService, metrics: Metrics, decision: Decision, model: str, path: str) -> None:
+        self._service = service
+        self._metrics = metrics
+        self._decision = decision
+        self._model = model
+        self._path = path
+        self._outcome = Outcome.ERROR
+        self._truth: Truth | None = None
+
+    async def run(self, request: web.Request, body: bytes, started: float) -> web.StreamResponse:
+        try:
+            return await self._exchange(request, body, started)
+        except asyncio.CancelledError:
+            self._outcome = Outcome.CANCELLED
+            raise
+        finally:
+            self._metrics.finished(self._model, self._path, self._decision, self._outcome)
+            await self._service.release(self._decision.lease, self._outcome, self._truth)
+
+    async def _exchange(self, request: web.Request, body: bytes, started: float) -> web.StreamResponse:
+        endpoint = self._decision.replica.endpoint
+        url = endpoint + self._path + (f"?{request.query_string}" if request.query_string else "")
+        try:
+            upstream = await self._service.session.post(
+                url, data=body, headers=headers.to_replica(request.headers, self._decision), allow_redirects=False
+            )
+        except aiohttp.SocketTimeoutError as error:
+            if isinstance(error, aiohttp.ConnectionTimeoutError):
+                raise self._unreachable(error) from error
+            seconds = self._service.settings.upstream.read_timeout_seconds
+            raise UpstreamTimeout(f"replica {self._decision.replica.id} sent nothing for {seconds:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._unreachable(error) from error
+        try:
+            return await self._relay(request, upstream, started)
+        finally:
+            # Closed, not returned to the pool, unless it was read to its end: the engine notices, and stops computing.
+            upstream.close() if not upstream.content.at_eof() else upstream.release()
+
+    def _unreachable(self, error: Exception) -> _Unreachable:
+        self._outcome = Outcome.UNREACHABLE
+        self._service.unreachable(self._decision.replica.endpoint)
+        return _Unreachable(str(error) or type(error).__name__)
+
+    async def _relay(
+        self, request: web.Request, upstream: aiohttp.ClientResponse, started: float
+    ) -> web.StreamResponse:
+        expose = self._service.settings.server.expose_decisions
+        response = web.StreamResponse(
+            status=upstream.status,
+            reason=upstream.reason,
+            headers=headers.to_client(upstream.headers, self._decision, expose=expose),
+        )
+        is_stream = upstream.content_type == "text/event-stream"
+        watch = StreamWatch() if is_stream else BodyWatch()
+        await response.prepare(request)
+        is_first = True
+        try:
+            async for chunk in upstream.content.iter_any():
+                if is_first:
+                    is_first = False
+                    await self._service.started(self._decision.lease)
+                    self._metrics.first_byte(self._model, asyncio.get_running_loop().time() - started)
+                watch.feed(chunk)
+                await response.write(chunk)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            await self._broken(request, response, error, is_stream=is_stream)
+            return response
+        except ConnectionResetError:
+            self._outcome = Outcome.CANCELLED  # the client went away between two chunks
+            return response
+        self._truth = watch.truth()
+        self._outcome = Outcome.OK if upstream.status < 400 else Outcome.ERROR
+        await response.write_eof()
+        return response
+
+    async def _broken(
+        self, request: web.Request, response: web.StreamResponse, error: Exception, *, is_stream: bool
+    ) -> None:
+        """The replica broke off in the middle: the client must not take what it has for the whole."""
+        log.warning("%s: broke off in the middle of an answer: %r", self._decision.replica.id, error)
+        if is_stream:
+            told = UpstreamFailed(f"replica {self._decision.replica.id} broke off in the middle of the answer")
+            with contextlib.suppress(ConnectionResetError):
+                await response.write(b"\n\ndata: " + openai.error_body(told) + b"\n\n")
+        if request.transport is not None:
+            request.transport.close()
+
+
+def canonical(path: str) -> str:
+    """One trailing slash makes no other path."""
+    return path[:-1] if len(path) > 1 and path.endswith("/") else path
+
+
+def error_response(error: RequestError) -> web.Response:
+    """The error as an OpenAI client expects it."""
+    extra = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    return web.Response(
+        status=error.status, body=openai.error_body(error), content_type="application/json", headers=extra
+    )

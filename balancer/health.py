@@ -1,0 +1,131 @@
+"""Watches one endpoint: learns what its engine is, and whether it answers.
+
+Knows HTTP questions and their time limits. What the answers mean is read by ``facts``; what follows from them is for whoever
+gave the two callbacks. An endpoint that is not up yet is no error: it is asked again until it answers.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from balancer import facts
+from balancer.facts import Described, EngineFacts, describe
+from balancer.fleet import Status
+from balancer.settings import HealthSettings, ReplicaSettings
+
+log = logging.getLogger(__name__)
+
+
+class Watcher:
+    """Runs until cancelled. ``is_known`` says whether the engine has ever told what it is."""
+
+    def __init__(
+        self,
+        replica: ReplicaSettings,
+        settings: HealthSettings,
+        session: aiohttp.ClientSession,
+        headers: Mapping[str, str],
+        learned: Callable[[str, list[Described]], None],
+        status: Callable[[str, Status], None],
+    ) -> None:
+        self.facts = EngineFacts()
+        self.is_known = False
+        self.problem: str | None = "has not answered yet"
+        """Why the endpoint cannot be used, or None."""
+        self._replica = replica
+        self._settings = settings
+        self._session = session
+        self._headers = headers
+        self._learned = learned
+        self._status = status
+        self._failures = 0
+        self._is_up = False
+        self._hurry = asyncio.Event()
+        self._was_reported = False
+
+    def suspect(self) -> None:
+        """A request found nobody there: out of use now, and probed at once."""
+        self._down("refused a request's connection")
+        self._hurry.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._look()
+            pause = self._settings.interval_seconds * (0.9 + 0.2 * random.random())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._hurry.wait()
+                await asyncio.sleep(0.05)  # an endpoint that refuses in a loop is not asked in a loop
+            self._hurry.clear()
+
+    async def _look(self) -> None:
+        try:
+            async with asyncio.timeout(self._settings.timeout_seconds):
+                if self._is_up:
+                    await self._get("/health", required=True)
+                else:
+                    await self._learn()
+        except (TimeoutError, aiohttp.ClientError, OSError, msgspec.MsgspecError, _Refused) as error:
+            self._failed(error)
+        else:
+            self._up()
+
+    async def _learn(self) -> None:
+        await self._get("/health", required=True)
+        models = await self._get("/v1/models", required=True)
+        version, metrics, sources = await asyncio.gather(
+            self._get("/version"), self._get("/metrics"), self._get("/kv_event_sources")
+        )
+        self.facts = EngineFacts(
+            models=facts.read_models(models),
+            listing=facts.read_listing(models),
+            version=facts.read_version(version),
+            cache=facts.read_cache_config(metrics),
+            sources=facts.read_event_sources(sources, urlsplit(self._replica.url).hostname or ""),
+        )
+        self.is_known = True
+        self._learned(self._replica.url, describe(self._replica, self.facts))
+
+    async def _get(self, path: str, *, required: bool = False) -> bytes:
+        async with self._session.get(self._replica.url + path, headers=self._headers) as response:
+            if response.status == 200:
+                return await response.read()
+            if response.status in {401, 403} and required:
+                raise _Refused(f"answers {path} with {response.status}; set upstream.api_key to the engine's key")
+            if required:
+                raise _Refused(f"answers {path} with {response.status}")
+            return b""
+
+    def _up(self) -> None:
+        self._failures = 0
+        self.problem = None
+        self._was_reported = False
+        if not self._is_up:
+            self._is_up = True
+            log.info("%s: serves %s", self._replica.url, ", ".join(card.id for card in self.facts.models))
+        self._status(self._replica.url, Status.READY)
+
+    def _failed(self, error: Exception) -> None:
+        self._failures += 1
+        reason = str(error) or type(error).__name__
+        refused = isinstance(error, aiohttp.ClientConnectorError)
+        if refused or not self._is_up or self._failures >= self._settings.failures:
+            self._down(reason)
+
+    def _down(self, reason: str) -> None:
+        self.problem = reason
+        if not self._was_reported:
+            self._was_reported = True
+            log.warning("%s: cannot be used: %s", self._replica.url, reason)
+        self._is_up = False
+        self._status(self._replica.url, Status.LOST)
+
+
+class _Refused(Exception):
+    """The endpoint answers, but not as an engine that can be used."""

@@ -1,0 +1,189 @@
+"""Every metric that kvlb exposes, with its help text.
+
+Knows names, labels and where each value comes from: counters are told, everything about replicas and the index is looked up
+when the page is read. Labels are bounded: a model that is not served is ``other``.
+"""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from balancer.core import Decision, Outcome
+from balancer.errors import RequestError
+from balancer.fleet import Status
+from balancer.service import RouterService
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class Metrics:
+    """All metrics of one gateway process."""
+
+    def __init__(self, service: RouterService) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "kvlb_requests",
+            "Attempts at a replica, by how they ended (ok, error, cancelled, unreachable).",
+            ["model", "path", "outcome"],
+            registry=self._registry,
+        )
+        self._refused = Counter(
+            "kvlb_refused_requests",
+            "Requests that kvlb answered itself with an error, by status.",
+            ["path", "status"],
+            registry=self._registry,
+        )
+        self._first_byte = Histogram(
+            "kvlb_time_to_first_byte_seconds",
+            "From the request's arrival to the first byte of the answer's body.",
+            ["model"],
+            buckets=SECONDS,
+            registry=self._registry,
+        )
+        self._prompt_tokens = Counter(
+            "kvlb_routed_prompt_tokens",
+            "Prompt tokens of routed requests whose tokens are known.",
+            ["model", "replica"],
+            registry=self._registry,
+        )
+        self._cached_tokens = Counter(
+            "kvlb_routed_cached_tokens",
+            "Of these, tokens that the chosen replica was predicted to hold.",
+            ["model", "replica"],
+            registry=self._registry,
+        )
+        self._registry.register(_RouterCollector(service))
+
+    def finished(self, model: str, path: str, decision: Decision, outcome: Outcome) -> None:
+        """An attempt at a replica has ended."""
+        self._requests.labels(model, path, outcome).inc()
+        if decision.is_predicted and outcome is not Outcome.UNREACHABLE:
+            self._prompt_tokens.labels(model, decision.replica.id).inc(decision.prompt_tokens)
+            self._cached_tokens.labels(model, decision.replica.id).inc(decision.cached_tokens)
+
+    def refused(self, path: str, error: RequestError) -> None:
+        """A request was answered with an error of our own."""
+        self._refused.labels(path, str(error.status)).inc()
+
+    def first_byte(self, model: str, seconds: float) -> None:
+        self._first_byte.labels(model).observe(seconds)
+
+    def page(self) -> bytes:
+        """The text of ``GET /metrics``."""
+        return generate_latest(self._registry)
+
+
+class _RouterCollector(Collector):
+    """Looks up, at the moment of reading, what the router and the event reader know."""
+
+    def __init__(self, service: RouterService) -> None:
+        self._service = service
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._replicas()
+        yield from self._index()
+        yield from self._events()
+        yield from self._audit()
+        yield from self._tokenizer()
+
+    def _replicas(self) -> Iterable[Metric]:
+        in_flight = GaugeMetricFamily(
+            "kvlb_in_flight_requests", "Requests sent to the replica that have not ended.", labels=["replica"]
+        )
+        queued = GaugeMetricFamily(
+            "kvlb_queued_tokens",
+            "Uncached prompt tokens sent to the replica that it has not answered yet.",
+            labels=["replica"],
+        )
+        status = GaugeMetricFamily(
+            "kvlb_replica_status", "1 for the status that the replica has.", labels=["replica", "status"]
+        )
+        for live in self._service.router.fleet:
+            name = [live.replica.id]
+            in_flight.add_metric(name, live.in_flight)
+            queued.add_metric(name, live.queued_tokens)
+            for each in Status:
+                status.add_metric([*name, each], float(live.status is each))
+        return [in_flight, queued, status]
+
+    def _index(self) -> Iterable[Metric]:
+        blocks = GaugeMetricFamily(
+            "kvlb_index_blocks", "Different blocks that the replica holds, by tier.", labels=["replica", "tier"]
+        )
+        copies = GaugeMetricFamily(
+            "kvlb_index_copies",
+            "Physical blocks named by hashes; on GPU at most num_gpu_blocks - 1.",
+            labels=["replica", "tier"],
+        )
+        unknown = CounterMetricFamily(
+            "kvlb_index_unknown_removals", "Removals of blocks that were never stored, by tier.", labels=["tier"]
+        )
+        dropped = CounterMetricFamily("kvlb_index_dropped_events", "Batches of replicas that had been removed.")
+        index = self._service.router.index
+        for tier, table in index.tiers.items():
+            for replica in index.replicas:
+                blocks.add_metric([replica, tier.medium], table.blocks(replica))
+                copies.add_metric([replica, tier.medium], table.copies(replica))
+            unknown.add_metric([tier.medium], table.unknown_removals)
+        dropped.add_metric([], index.events_dropped)
+        return [blocks, copies, unknown, dropped]
+
+    def _events(self) -> Iterable[Metric]:
+        connected = GaugeMetricFamily(
+            "kvlb_events_connected", "1 while the event subscription stands.", labels=["replica"]
+        )
+        complete = GaugeMetricFamily(
+            "kvlb_events_complete", "1 while every event of the engine's life has been applied.", labels=["replica"]
+        )
+        incarnations = CounterMetricFamily(
+            "kvlb_events_restarts", "Restarts of the engine that were noticed.", labels=["replica"]
+        )
+        age = GaugeMetricFamily(
+            "kvlb_events_last_age_seconds", "Seconds since the last live batch.", labels=["replica"]
+        )
+        counts = CounterMetricFamily(
+            "kvlb_events",
+            "What happened on the event stream: batches, gaps, replays, replays_unanswered, lost_batches, duplicates, "
+            "events_skipped, malformed_messages, connections.",
+            labels=["replica", "what"],
+        )
+        for replica, status in self._service.publishers().items():
+            connected.add_metric([replica], float(status.is_connected))
+            complete.add_metric([replica], float(status.is_complete))
+            incarnations.add_metric([replica], status.incarnation)
+            if status.last_event_age is not None:
+                age.add_metric([replica], status.last_event_age)
+            for what, count in status.counters.items():
+                counts.add_metric([replica, what], count)
+        return [connected, complete, incarnations, age, counts]
+
+    def _audit(self) -> Iterable[Metric]:
+        results = CounterMetricFamily(
+            "kvlb_predictions",
+            "Predicted against reported cached tokens: exact, over, under.",
+            labels=["replica", "result"],
+        )
+        predicted = CounterMetricFamily(
+            "kvlb_predicted_cached_tokens", "Predicted cached tokens of compared requests.", labels=["replica"]
+        )
+        actual = CounterMetricFamily(
+            "kvlb_actual_cached_tokens", "Cached tokens that the engine reported for them.", labels=["replica"]
+        )
+        for replica, tally in self._service.router.audit.tallies.items():
+            for result in ("exact", "over", "under"):
+                results.add_metric([replica, result], getattr(tally, result))
+            predicted.add_metric([replica], tally.predicted_tokens)
+            actual.add_metric([replica], tally.actual_tokens)
+        return [results, predicted, actual]
+
+    def _tokenizer(self) -> Iterable[Metric]:
+        asked = CounterMetricFamily(
+            "kvlb_tokenizations",
+            "Texts tokenised: asked of a replica, cached, or failed (routed without tokens).",
+            labels=["how"],
+        )
+        for how in ("asked", "cached", "failed"):
+            asked.add_metric([how], self._service.tokenizer.counters[how])
+        return [asked]

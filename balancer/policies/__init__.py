@@ -1,0 +1,1 @@
+"""Routing policies, one a file; ``base`` says what they are and finds them by name."""

@@ -1,0 +1,31 @@
+"""Cache-aware: the replica that has the fewest tokens to compute before it can answer this request."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from balancer.core import Candidate
+from balancer.policies.base import lowest, policy
+
+
+@policy("cache_aware")
+class CacheAware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Lowest ``uncached tokens + queue_weight * queued tokens + request_weight * requests in flight``; ties by chance.
+
+    The sum is the prefill work between this request and its first token, in tokens: its own and that of the requests
+    before it. ``request_weight`` stands for what a running decode takes from each step; it also spreads requests that
+    have nothing to compute, so that one warm replica does not get all of them.
+    """
+
+    queue_weight: float = 1.0
+    request_weight: float = 16.0
+
+    def choose(self, candidates: Sequence[Candidate], draw: float) -> Candidate:
+        return lowest(candidates, self._cost, draw)
+
+    def _cost(self, candidate: Candidate) -> float:
+        return (
+            candidate.uncached_tokens
+            + self.queue_weight * candidate.queued_tokens
+            + self.request_weight * candidate.in_flight
+        )

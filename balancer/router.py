@@ -1,0 +1,220 @@
+"""The brain: what is known of every cache and every queue, and the choice of a replica for each request.
+
+Knows the index, the blocks that are expected, the fleet and the policy, and binds them together. Never knows sockets, bodies
+or clocks: news comes in through ``observe``, ``put`` and ``set_status``, time as ``now`` (seconds, any monotonic clock), chance
+as ``draw``. Between calls: each open lease belongs to one replica, and is released exactly once.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Final
+
+from balancer.audit import Audit
+from balancer.core import Candidate, Decision, Outcome, Replica, RouteRequest, Truth
+from balancer.errors import NoReplica, UnknownModel
+from balancer.fleet import Fleet, LiveReplica, Status
+from balancer.policies.base import Policy
+from hashing.extras import Lora
+from hashing.recipes import Recipe
+from indexer.events import AllBlocksCleared, BlockStored, KVEvent
+from indexer.index import GPU, CacheIndex, Keys, ReplicaId
+from indexer.predicted import PredictedBlocks
+from indexer.stream import Apply, Forget, Lost, Step
+
+SETTLE_SECONDS: Final = 1.0
+"""How long after its end a request's blocks are still expected: events trail the answer by one scheduler step."""
+
+
+class Router:
+    """Routes requests by what each replica's cache holds. Changes with every call but the questions."""
+
+    def __init__(self, policy: Policy, policy_name: str) -> None:
+        self.policy = policy
+        self.policy_name = policy_name
+        self.index = CacheIndex()
+        self.predicted = PredictedBlocks()
+        self.fleet = Fleet()
+        self.audit = Audit()
+        self.holes: dict[ReplicaId, int] = {}
+        """Batches of events that are lost for good, per replica, in its present incarnation."""
+        self._open: dict[int, Decision] = {}
+        self._settling: dict[int, float] = {}  # lease -> when its expectations end; in order of time
+
+    def __repr__(self) -> str:
+        return f"<Router {self.policy_name}: {self.fleet!r}, {self.index!r}, {self.predicted!r}>"
+
+    # News
+
+    def put(self, replica: Replica) -> None:
+        """Add a replica or replace what is known of it."""
+        self.fleet.put(replica)
+        self.index.add(replica.id)
+
+    def remove(self, replica: ReplicaId) -> None:
+        """The replica is gone: forget its cache, and drop events of it that are still on their way."""
+        self._forget(replica)
+        self.index.remove(replica)
+        self.fleet.remove(replica)
+
+    def set_status(self, replica: ReplicaId, status: Status) -> None:
+        self.fleet.set_status(replica, status)
+
+    def observe(self, replica: ReplicaId, steps: Iterable[Step]) -> None:
+        """What the replica's event stream says, in order."""
+        for step in steps:
+            match step:
+                case Apply():
+                    for batch in step.batches:
+                        self.apply(replica, batch.events)
+                case Forget():
+                    self._forget(replica)
+                case Lost():
+                    self.holes[replica] = self.holes.get(replica, 0) + step.last - step.first + 1
+                case _:
+                    raise AssertionError(f"{step} is for the source to obey")
+
+    def apply(self, replica: ReplicaId, events: Sequence[KVEvent]) -> None:
+        """One scheduler step's events."""
+        if self.predicted and replica in self.index.replicas:
+            self._settle(self.index.gpu.bit(replica), events)
+        self.index.apply(replica, events)
+
+    # The two calls of a request
+
+    def route(self, request: RouteRequest, now: float, draw: float) -> Decision:
+        """Choose a replica; the decision is a lease.
+
+        Raises:
+            UnknownModel: no replica serves this model, not even one that is lost.
+            NoReplica: none of those that do can take a request now.
+        """
+        serving = self._available(request)
+        matches = self._match(request, serving)
+        prompt_tokens = request.prompt_tokens
+        candidates = tuple(
+            Candidate(
+                live.replica.id, prompt_tokens, matches.get(live.replica.id, 0), live.queued_tokens, live.in_flight
+            )
+            for live in serving
+        )
+        chosen = self.policy.choose(candidates, draw)
+        live = next(live for live in serving if live.replica.id == chosen.replica)
+        lease = self.fleet.acquire(live, chosen.uncached_tokens)
+        decision = Decision(
+            lease=lease,
+            replica=live.replica,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=chosen.cached_tokens,
+            is_predicted=request.is_comparable and bool(request.prompt_lengths) and live.replica.recipe is not None,
+            policy=self.policy_name,
+            candidates=candidates,
+        )
+        self._open[lease] = decision
+        self._expect(lease, live.replica, request)
+        return decision
+
+    def started(self, lease: int) -> None:
+        """The first output of the request has come: its prompt is computed."""
+        self.fleet.started(lease)
+
+    def release(self, lease: int, outcome: Outcome, now: float, truth: Truth | None = None) -> None:
+        """The request has ended; ``truth`` is what the engine said of it.
+
+        Raises:
+            KeyError: the lease was released before, or never given.
+        """
+        decision = self._open.pop(lease)
+        self.fleet.release(lease)
+        if outcome is Outcome.OK:
+            self._settling[lease] = now + SETTLE_SECONDS
+            if truth is not None:
+                self.audit.record(decision, truth)
+        else:
+            self.predicted.drop(lease)
+
+    def tick(self, now: float) -> None:
+        """What is due by time alone; call it often."""
+        for lease in list(islice(self._settling, 1_000)):
+            if self._settling[lease] > now:
+                break
+            del self._settling[lease]
+            self.predicted.drop(lease)
+        if self.index.has_retired:
+            self.index.sweep()
+
+    # How
+
+    def _available(self, request: RouteRequest) -> list[LiveReplica]:
+        serving = self.fleet.serving(request.model)
+        if not len(self.fleet):
+            raise NoReplica(
+                "no replica has answered yet; see /kvlb/status for the endpoints that are tried", retry_after=5
+            )
+        if not serving:
+            served = ", ".join(self.fleet.models()) or "none yet"
+            raise UnknownModel(f"the model '{request.model}' is not served here; served: {served}", param="model")
+        available = [live for live in serving if live.is_available() and live.replica.id not in request.excluded]
+        if not available:
+            raise NoReplica(
+                f"none of the {len(serving)} replicas of '{request.model}' can take a request now; try again",
+                retry_after=2,
+            )
+        return available
+
+    def _match(self, request: RouteRequest, serving: Sequence[LiveReplica]) -> dict[ReplicaId, int]:
+        """Tokens of the request that each replica holds, summed over its prompts."""
+        found: dict[ReplicaId, int] = {}
+        if not request.reads_cache or not request.prompt_lengths:
+            return found
+        groups: dict[tuple[Recipe, Lora | None], list[Replica]] = {}
+        for live in serving:
+            if live.replica.recipe is not None:
+                key = (live.replica.recipe, live.replica.adapter(request.model))
+                groups.setdefault(key, []).append(live.replica)
+        for (recipe, adapter), replicas in groups.items():
+            for chain, length in zip(request.hashes.chains(recipe, adapter), request.prompt_lengths, strict=False):
+                for replica, blocks in self._blocks(chain, usable_blocks(length, recipe.block_size), replicas):
+                    found[replica] = found.get(replica, 0) + blocks * recipe.block_size
+        return found
+
+    def _blocks(self, chain: Keys, limit: int, replicas: Sequence[Replica]) -> list[tuple[ReplicaId, int]]:
+        gpu = self.index.gpu
+        bits = {gpu.bit(replica.id): replica.id for replica in replicas}
+        depths = gpu.depths(chain, limit, sum(bits), also=self.predicted.holders)
+        return [(name, blocks) for held, blocks in depths if blocks for bit, name in bits.items() if held & bit]
+
+    def _expect(self, lease: int, replica: Replica, request: RouteRequest) -> None:
+        """The chosen replica will hold the whole prompt; what it holds already needs no expectation."""
+        if replica.recipe is None:
+            return
+        bit = self.index.gpu.bit(replica.id)
+        held = self.index.gpu.groups.get(0, {})
+        missing: list[int] = []
+        chains = request.hashes.chains(replica.recipe, replica.adapter(request.model))
+        for chain, length in zip(chains, request.prompt_lengths, strict=False):
+            keys = chain.keys(length // replica.recipe.block_size)
+            missing += [key for key in keys if not held.get(key, 0) & bit]
+        self.predicted.expect(lease, bit, missing)
+
+    def _settle(self, bit: int, events: Sequence[KVEvent]) -> None:
+        """What events say is no longer expected: the index speaks for it."""
+        for event in events:
+            if isinstance(event, BlockStored):
+                if event.medium in {None, GPU}:
+                    self.predicted.confirm(bit, event.block_hashes)
+            elif isinstance(event, AllBlocksCleared):
+                self.predicted.forget(bit)
+
+    def _forget(self, replica: ReplicaId) -> None:
+        if replica in self.index.replicas:
+            self.predicted.forget(self.index.gpu.bit(replica))
+        self.index.forget(replica)
+        self.holes.pop(replica, None)
+
+
+def usable_blocks(prompt_tokens: int, block_size: int) -> int:
+    """How many leading blocks of a prompt vLLM can take from its cache: the last token is always computed anew.
+
+    Source: vLLM 0.32.0, ``KVCacheManager.get_computed_blocks``: the lookup is capped at ``num_tokens - 1``.
+    """
+    return max(0, prompt_tokens - 1) // block_size

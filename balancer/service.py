@@ -1,0 +1,220 @@
+"""The router with the world attached: event sources, health, time and chance.
+
+Knows the clock, the dice, the event reader and the watchers, and feeds a ``Router`` with them. Decides nothing itself. Its
+calls for a request are ``route``, ``started`` and ``release``; whoever makes them need not live in this process.
+"""
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import aiohttp
+
+from balancer.core import Decision, Outcome, RouteRequest, Truth
+from balancer.errors import NoReplica, UnknownModel
+from balancer.facts import Described, merge_listings
+from balancer.fleet import Status
+from balancer.hashes import PromptHashes
+from balancer.health import Watcher
+from balancer.policies.base import make
+from balancer.router import Router
+from balancer.settings import ReplicaSettings, Settings
+from balancer.tokens import Tokenizer
+from hashing.memory import ChainMemory
+from indexer.index import ReplicaId
+from indexer.sources.vllm import EventReader, Publisher, PublisherStatus
+from indexer.stream import Forget, Lost, Step
+
+log = logging.getLogger(__name__)
+
+SLICE_SECONDS: Final = 0.005
+"""Longest that applying events keeps a request waiting; the rest of a flood follows in the next turns of the loop."""
+
+TICK_SECONDS: Final = 0.1
+
+
+class RouterService:
+    """Owns one ``Router``. Start it in a running event loop; ``stop`` ends every task, thread and connection."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.router = Router(make(settings.policy.name, settings.policy.settings), settings.policy.name)
+        self.memory = ChainMemory(settings.hashing.memory_bytes, secret=secrets.randbits(64))
+        self.session: aiohttp.ClientSession
+        self.tokenizer: Tokenizer
+        self.watchers: dict[str, Watcher] = {}
+        self._reader: EventReader
+        self._loop: asyncio.AbstractEventLoop
+        self._queue: deque[tuple[ReplicaId, list[Step]]] = deque()
+        self._is_draining_queue = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Event()
+        self._publishers: dict[ReplicaId, Publisher] = {}
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        upstream = self.settings.upstream
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=10, keepalive_timeout=30),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=upstream.connect_timeout_seconds, sock_read=upstream.read_timeout_seconds
+            ),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        )
+        self.tokenizer = Tokenizer(self.session, self.settings.tokenizer)
+        self._reader = EventReader(self._deliver)
+        self._tasks.append(asyncio.create_task(self._tick()))
+        for replica in self.settings.replicas:
+            self._watch(replica)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._reader.close)
+        await self.session.close()
+
+    # The calls of a request
+
+    async def route(self, request: RouteRequest) -> Decision:
+        """Choose a replica for the request.
+
+        Raises:
+            UnknownModel: every endpoint has answered, and none serves this model.
+            NoReplica: none that serves it can take a request now, or some have not answered yet.
+        """
+        try:
+            return self.router.route(request, time.monotonic(), random.random())
+        except UnknownModel as error:
+            unheard = [url for url, watcher in self.watchers.items() if not watcher.is_known]
+            if not unheard:
+                raise
+            raise NoReplica(
+                f"{error.message}; {len(unheard)} of {len(self.watchers)} endpoints have not answered yet",
+                retry_after=5,
+            ) from error
+
+    async def started(self, lease: int) -> None:
+        self.router.started(lease)
+
+    async def release(self, lease: int, outcome: Outcome, truth: Truth | None = None) -> None:
+        self.router.release(lease, outcome, time.monotonic(), truth)
+
+    def hashes(self, prompts: Sequence[Sequence[int]], salt: str | None) -> PromptHashes:
+        """The prompts' block hashes, made as far as they are needed."""
+        return PromptHashes(prompts, salt, self.memory)
+
+    # What is known
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether any replica can take a request."""
+        return any(live.is_available() for live in self.router.fleet)
+
+    async def wait_ready(self) -> None:
+        """Return as soon as any replica can take a request."""
+        while not self.is_ready:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def default_model(self) -> str | None:
+        """The model meant by a request that names none: the only base model there is, else nobody knows."""
+        adapters = {adapter.name for live in self.router.fleet for adapter in live.replica.adapters}
+        base = [model for model in self.router.fleet.models() if model not in adapters]
+        return base[0] if len(base) == 1 else None
+
+    def models(self) -> list[dict[str, object]]:
+        """``/v1/models`` of the whole fleet."""
+        return merge_listings(watcher.facts.listing for watcher in self.watchers.values() if watcher.is_known)
+
+    def tokenizing_endpoint(self, model: str) -> str | None:
+        """The least busy endpoint that serves the model."""
+        available = [live for live in self.router.fleet.serving(model) if live.is_available()]
+        best = min(available, key=lambda live: (live.in_flight, random.random()), default=None)
+        return None if best is None else best.replica.endpoint
+
+    def publishers(self) -> dict[ReplicaId, PublisherStatus]:
+        """The state of every event subscription."""
+        return self._reader.status()
+
+    def unreachable(self, endpoint: str) -> None:
+        """A request found nobody at this endpoint: it is lost until a probe says otherwise."""
+        watcher = self.watchers.get(endpoint)
+        if watcher is not None:
+            watcher.suspect()
+
+    # News
+
+    def _watch(self, replica: ReplicaSettings) -> None:
+        headers = {}
+        if self.settings.upstream.api_key:
+            headers["Authorization"] = f"Bearer {self.settings.upstream.api_key}"
+        watcher = Watcher(replica, self.settings.health, self.session, headers, self._learned, self._status)
+        self.watchers[replica.url] = watcher
+        self._tasks.append(asyncio.create_task(watcher.run()))
+
+    def _learned(self, endpoint: str, described: list[Described]) -> None:
+        """The engine behind the endpoint has told what it is, for the first time or after it was lost."""
+        self.tokenizer.forget_endpoint(endpoint)
+        wanted = {each.replica.id for each in described}
+        for live in list(self.router.fleet):
+            if live.replica.endpoint == endpoint and live.replica.id not in wanted:
+                self._publishers.pop(live.replica.id, None)
+                self._reader.remove(live.replica.id)
+                self.router.remove(live.replica.id)
+        known = self._reader.status()
+        for each in described:
+            self.router.put(each.replica)
+            for warning in each.warnings:
+                log.warning("%s: %s", each.replica.id, warning)
+            if each.source is not None and each.replica.id not in known:
+                self._reader.add(Publisher(each.replica.id, each.source.events, each.source.replay, each.source.topic))
+
+    def _status(self, endpoint: str, status: Status) -> None:
+        for live in list(self.router.fleet):
+            if live.replica.endpoint == endpoint and live.status is not status:
+                log.info("%s: %s", live.replica.id, status)
+                self.router.set_status(live.replica.id, status)
+        self._changed.set()
+
+    def _deliver(self, replica: ReplicaId, steps: list[Step]) -> None:
+        """Called in the reader's thread: queue, and wake the loop if it is not about to look anyway."""
+        self._queue.append((replica, steps))
+        if not self._is_draining_queue:
+            self._is_draining_queue = True
+            self._loop.call_soon_threadsafe(self._drain_queue)
+
+    def _drain_queue(self) -> None:
+        until = time.monotonic() + SLICE_SECONDS
+        while self._queue:
+            replica, steps = self._queue.popleft()
+            self._report(replica, steps)
+            self.router.observe(replica, steps)
+            if time.monotonic() > until:
+                self._loop.call_soon(self._drain_queue)
+                return
+        self._is_draining_queue = False
+        if self._queue:  # the reader appended between the last look and the line above
+            self._is_draining_queue = True
+            self._loop.call_soon(self._drain_queue)
+
+    @staticmethod
+    def _report(replica: ReplicaId, steps: list[Step]) -> None:
+        for step in steps:
+            match step:
+                case Forget():
+                    log.info("%s: its index begins anew: %s", replica, step.reason)
+                case Lost():
+                    log.warning("%s: batches %d to %d of its events are lost", replica, step.first, step.last)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self.router.tick(time.monotonic())

@@ -1,0 +1,232 @@
+"""One frozen tree of settings; a TOML file and the command line are two ways to fill it.
+
+Knows names, types and defaults: each default stands here once. Never opens a file. A message names the setting by its path and
+says what would be right.
+"""
+
+import difflib
+import re
+import tomllib
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from balancer.errors import ConfigError
+
+
+class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where and how the gateway listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    max_body_bytes: int = 64 * 1024 * 1024
+    """Largest request body; 64 MiB holds a million tokens as JSON numbers and a few images."""
+    expose_decisions: bool = False
+    """Add x-kvlb-replica and x-kvlb-cached-tokens to every answer; only for clients that may know the fleet."""
+
+
+class ReplicaSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One endpoint. All but ``url`` is for engines that are too old to tell, or to overrule what they tell."""
+
+    url: str
+    events: str | None = None
+    """ZMQ address of the KV events of rank 0, such as tcp://10.0.0.1:5557; rank r is at this port + r."""
+    replay: str | None = None
+    topic: str = ""
+    version: str | None = None
+    block_size: int | None = None
+    hash_algorithm: str | None = None
+    hash_seed: str | None = None
+    """PYTHONHASHSEED in the engine's environment, if it is set there."""
+    data_parallel_size: int | None = None
+
+
+class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Which policy, and its own settings (its fields)."""
+
+    name: str = "cache_aware"
+    settings: dict[str, Any] = {}
+
+
+class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How text becomes token ids: by asking a replica."""
+
+    timeout_seconds: float = 2.0
+    """After this long the request is routed without knowing its tokens."""
+    cache_bytes: int = 64 * 1024 * 1024
+    """Memory for the token ids of texts seen before."""
+
+
+class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Connections to the replicas, in seconds."""
+
+    connect_timeout_seconds: float = 3.0
+    read_timeout_seconds: float = 600.0
+    """Silence after which an answer is given up. Queueing and the prefill of a long prompt lie before the first byte."""
+    attempts: int = 3
+    """Replicas tried for one request, as long as none has sent a byte."""
+    api_key: str | None = None
+    """Bearer token for kvlb's own questions to the replicas; clients' requests keep their own."""
+
+
+class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How replicas are watched, in seconds."""
+
+    interval_seconds: float = 2.0
+    timeout_seconds: float = 2.0
+    failures: int = 2
+    """Probes in a row that must fail before a replica is lost; a refused connection counts at once."""
+
+
+class HashingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Memory for block hashes of prompts seen before."""
+
+    memory_bytes: int = 64 * 1024 * 1024
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Everything that can be set."""
+
+    replicas: tuple[ReplicaSettings, ...] = ()
+    server: ServerSettings = ServerSettings()
+    policy: PolicySettings = PolicySettings()
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    upstream: UpstreamSettings = UpstreamSettings()
+    health: HealthSettings = HealthSettings()
+    hashing: HashingSettings = HashingSettings()
+
+
+def load(text: str) -> Settings:
+    """Settings from the text of a TOML file.
+
+    Raises:
+        ConfigError: not TOML, an unknown setting, or a value that cannot be used.
+    """
+    return convert(parse(text))
+
+
+def parse(text: str) -> dict[str, Any]:
+    """The plain values of a TOML file.
+
+    Raises:
+        ConfigError: not TOML.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"not valid TOML: {error}") from error
+
+
+def convert(tree: dict[str, Any]) -> Settings:
+    """Settings from plain values; of ``[policy]`` everything but the name is the policy's own.
+
+    Raises:
+        ConfigError: an unknown setting, or a value that cannot be used.
+    """
+    tree = dict(tree)
+    policy = tree.get("policy")
+    if isinstance(policy, dict):
+        own = {key: value for key, value in policy.items() if key != "name"}
+        tree["policy"] = {"name": policy.get("name", PolicySettings().name), "settings": own}
+    try:
+        settings = msgspec.convert(tree, Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error))) from error
+    _check(settings)
+    return settings
+
+
+def _explain(message: str) -> str:
+    """msgspec's message, with the path in front and the nearest name for an unknown one."""
+    what, _, where = message.partition(" - at `$")
+    path = where.rstrip("`").lstrip(".")
+    unknown = re.search(r"unknown field `(.+)`", what)
+    if unknown:
+        name = unknown[1]
+        known = _fields(path)
+        near = difflib.get_close_matches(name, known, 1)
+        remedy = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+        return f"{f'{path}.' if path else ''}{name}: unknown setting; {remedy}"
+    return f"{path or 'settings'}: {what[:1].lower()}{what[1:]}"
+
+
+def _fields(path: str) -> list[str]:
+    struct: Any = Settings
+    for part in re.sub(r"\[.*?\]", "", path).split("."):
+        if part:
+            kind = next(field.type for field in msgspec.structs.fields(struct) if field.name == part)
+            struct = ReplicaSettings if part == "replicas" else kind
+    return [field.name for field in msgspec.structs.fields(struct)]
+
+
+def _check(settings: Settings) -> None:
+    for at, replica in enumerate(settings.replicas):
+        check_url(f"replicas[{at}].url", replica.url)
+        for name in ("events", "replay"):
+            endpoint = getattr(replica, name)
+            if endpoint is not None:
+                check_endpoint(f"replicas[{at}].{name}", endpoint)
+        if replica.block_size is not None and replica.block_size < 1:
+            raise ConfigError(f"replicas[{at}].block_size: {replica.block_size} is too small; it counts tokens")
+        if replica.data_parallel_size is not None and not 1 <= replica.data_parallel_size <= 1024:
+            raise ConfigError(f"replicas[{at}].data_parallel_size: {replica.data_parallel_size} is not 1 to 1024")
+        _check_ports(f"replicas[{at}]", replica)
+    urls = [replica.url for replica in settings.replicas]
+    twice = next((url for url in urls if urls.count(url) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"replicas: {twice} is named twice; each endpoint is named once")
+    if not 0 <= settings.server.port <= 65535:
+        raise ConfigError(f"server.port: {settings.server.port} is not a port; use 1 to 65535, or 0 for any free one")
+    for path, value in _positive(settings):
+        if value <= 0:
+            raise ConfigError(f"{path}: {value} is too small; give a number above 0")
+
+
+def _positive(settings: Settings) -> list[tuple[str, float]]:
+    return [
+        ("server.max_body_bytes", settings.server.max_body_bytes),
+        ("tokenizer.timeout_seconds", settings.tokenizer.timeout_seconds),
+        ("upstream.connect_timeout_seconds", settings.upstream.connect_timeout_seconds),
+        ("upstream.read_timeout_seconds", settings.upstream.read_timeout_seconds),
+        ("upstream.attempts", settings.upstream.attempts),
+        ("health.interval_seconds", settings.health.interval_seconds),
+        ("health.timeout_seconds", settings.health.timeout_seconds),
+        ("health.failures", settings.health.failures),
+    ]
+
+
+def check_url(path: str, url: str) -> None:
+    """Raise ``ConfigError`` unless this is the address of an OpenAI-compatible server."""
+    parts = urlsplit(url)
+    try:
+        is_usable = (
+            parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        )
+    except ValueError:
+        is_usable = False
+    if not is_usable or parts.query or parts.fragment:
+        raise ConfigError(f"{path}: '{url}' is not an endpoint; give one like http://10.0.0.1:8000")
+    if parts.path not in {"", "/"}:
+        raise ConfigError(f"{path}: '{url}' has a path; give the server's root, like {parts.scheme}://{parts.netloc}")
+
+
+def check_endpoint(path: str, endpoint: str) -> None:
+    """Raise ``ConfigError`` unless this is a ZMQ address that can be connected to."""
+    match = re.fullmatch(r"tcp://(.+):(\d+)", endpoint)
+    if endpoint.startswith("ipc://") and len(endpoint) > len("ipc://"):
+        return
+    if match is None or not 0 < int(match[2]) < 65536 or match[1] == "*":
+        raise ConfigError(
+            f"{path}: '{endpoint}' cannot be connected to; give the engine's own host and port, like tcp://10.0.0.1:5557"
+        )
+
+
+def _check_ports(path: str, replica: ReplicaSettings) -> None:
+    """vLLM gives rank r the port base + r for events and for replays alike: the two ranges must not meet."""
+    ranks = replica.data_parallel_size or 1
+    ports = [re.fullmatch(r"tcp://(.+):(\d+)", endpoint or "") for endpoint in (replica.events, replica.replay)]
+    if ports[0] and ports[1] and ports[0][1] == ports[1][1] and abs(int(ports[0][2]) - int(ports[1][2])) < ranks:
+        raise ConfigError(
+            f"{path}.replay: with {ranks} ranks, its ports overlap those of events; choose ports at least {ranks} apart"
+        )

@@ -1,0 +1,146 @@
+"""Text -> token ids, by asking a replica: only the engine knows its template, its tokenizer and its defaults for certain.
+
+Knows the render and tokenise endpoints of vLLM (0.8 - 0.32), the time limit, and what it has been told before. Never fails a
+request: what cannot be tokenised in time is routed without its tokens.
+"""
+
+import asyncio
+import logging
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+import xxhash
+
+from balancer.openai import Inbound, Kind
+from balancer.settings import TokenizerSettings
+
+log = logging.getLogger(__name__)
+
+NO_SUCH_PATH: Final = frozenset({403, 404, 405, 501})
+"""What engines without render endpoints answer: 404 before vLLM 0.18, 403 with a hint since 0.30 unless --enable-scale-out."""
+
+CHAT_FIELDS: Final = (
+    "model",
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "mm_processor_kwargs",
+)
+"""What ``/tokenize`` reads of a chat request (vLLM 0.32, ``TokenizeChatRequest``)."""
+
+TEXT_FIELDS: Final = ("model", "add_special_tokens")
+
+Prompts = tuple[Sequence[int], ...]
+
+
+class _Rendered(msgspec.Struct):
+    token_ids: list[int]
+    features: Any = None
+
+
+class _Tokenized(msgspec.Struct):
+    tokens: list[int]
+
+
+_rendered = msgspec.json.Decoder(_Rendered)
+_rendered_list = msgspec.json.Decoder(list[_Rendered])
+_tokenized = msgspec.json.Decoder(_Tokenized)
+
+
+class Tokenizer:
+    """Asks, and remembers the answers within a bound of memory."""
+
+    def __init__(self, session: aiohttp.ClientSession, settings: TokenizerSettings) -> None:
+        self._session = session
+        self._settings = settings
+        self._known: OrderedDict[bytes, Prompts] = OrderedDict()
+        self._known_bytes = 0
+        self._without_render: set[tuple[str, str]] = set()
+        self.counters: Counter[str] = Counter()
+
+    async def token_ids(
+        self, endpoint: str, path: str, inbound: Inbound, body: bytes, headers: Mapping[str, str]
+    ) -> Prompts:
+        """The prompts of a text request, as ``endpoint`` would tokenise them; empty when that cannot be learnt in time."""
+        key = xxhash.xxh3_128_digest(path.encode() + b"\0" + body)
+        known = self._known.get(key)
+        if known is not None:
+            self._known.move_to_end(key)
+            self.counters["cached"] += 1
+            return known
+        try:
+            async with asyncio.timeout(self._settings.timeout_seconds):
+                prompts = await self._ask(endpoint, path, inbound, body, headers)
+        except (TimeoutError, aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
+            self.counters["failed"] += 1
+            log.debug("%s cannot tokenise a request to %s: %r", endpoint, path, error)
+            return ()
+        self.counters["asked"] += 1
+        if prompts:
+            self._remember(key, prompts)
+        return prompts
+
+    def forget_endpoint(self, endpoint: str) -> None:
+        """The engine behind this address may be another one now: try its render endpoints again."""
+        self._without_render = {pair for pair in self._without_render if pair[0] != endpoint}
+
+    async def _ask(
+        self, endpoint: str, path: str, inbound: Inbound, body: bytes, headers: Mapping[str, str]
+    ) -> Prompts:
+        if (endpoint, path) not in self._without_render:
+            status, answer = await self._post(f"{endpoint}{path}/render", body, headers)
+            if status == 200:
+                return _read_rendered(answer)
+            if status not in NO_SUCH_PATH:
+                return ()
+            self._without_render.add((endpoint, path))
+        return await self._tokenize(endpoint, inbound, body, headers)
+
+    async def _tokenize(self, endpoint: str, inbound: Inbound, body: bytes, headers: Mapping[str, str]) -> Prompts:
+        bodies = _tokenize_bodies(inbound, body)
+        answers = await asyncio.gather(*(self._post(f"{endpoint}/tokenize", each, headers) for each in bodies))
+        if any(status != 200 for status, _ in answers):
+            return ()
+        return tuple(array("I", _tokenized.decode(answer).tokens) for _, answer in answers)
+
+    async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        async with self._session.post(url, data=body, headers=headers) as response:
+            return response.status, await response.read()
+
+    def _remember(self, key: bytes, prompts: Prompts) -> None:
+        self._known[key] = prompts
+        self._known_bytes += _size(prompts)
+        while self._known_bytes > self._settings.cache_bytes:
+            _, oldest = self._known.popitem(last=False)
+            self._known_bytes -= _size(oldest)
+
+
+def _size(prompts: Prompts) -> int:
+    return 200 + sum(64 + 4 * len(prompt) for prompt in prompts)
+
+
+def _read_rendered(answer: bytes) -> Prompts:
+    """Chat renders to one object, completions to a list; with multimodal features the ids alone say too little."""
+    rendered = _rendered_list.decode(answer) if answer.lstrip().startswith(b"[") else [_rendered.decode(answer)]
+    if any(each.features for each in rendered):
+        return ()
+    return tuple(array("I", each.token_ids) for each in rendered)
+
+
+def _tokenize_bodies(inbound: Inbound, body: bytes) -> list[bytes]:
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    if inbound.kind is Kind.CHAT:
+        if "messages" not in fields or "system" in fields:  # /v1/responses and /v1/messages have shapes of their own
+            return []
+        return [msgspec.json.encode({name: fields[name] for name in CHAT_FIELDS if name in fields})]
+    texts = msgspec.json.decode(fields.get("prompt", msgspec.Raw(b'""')), type=str | list[str])
+    common = {name: fields[name] for name in TEXT_FIELDS if name in fields}
+    return [msgspec.json.encode({**common, "prompt": text}) for text in ([texts] if isinstance(texts, str) else texts)]

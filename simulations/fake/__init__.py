@@ -1,0 +1,1 @@
+"""The parts of ``kvlb fake-engine``: a vLLM server without a model, in real time."""

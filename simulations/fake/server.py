@@ -1,0 +1,272 @@
+"""A whole engine process: its ranks, what it tells about itself, and what happens to all of it at once.
+
+Knows which rank takes a request, and life and death: an engine that is started again has new ranks, an empty cache and sequence
+numbers from 0. Never knows HTTP. All ranks live on one event loop.
+"""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+from hashing.extras import Extras
+from simulations.fake.asks import Ask, Refused
+from simulations.fake.config import FakeConfig
+from simulations.fake.encoding import EventEncoder
+from simulations.fake.metrics import RankFigures
+from simulations.fake.publisher import BUFFER_STEPS, HIGH_WATER_MARK, EventPublisher
+from simulations.fake.rank import Mailbox, Rank, Sample, Sampler
+from simulations.fake.tokenizer import Tokenizer
+
+TOKENIZER: Final = Tokenizer()
+
+
+def speak(sample: Sample) -> int:
+    """The default sampler: made-up words, the same ones for the same prompt."""
+    if sample.ends_at is not None and len(sample.tokens) + 1 >= sample.ends_at:
+        return TOKENIZER.end_of_text
+    words = TOKENIZER.words
+    # Any fixed odd step walks through all words; the seed decides where from.
+    return words[(sample.seed + len(sample.tokens) * 617) % len(words)]
+
+
+class EngineProcess:
+    """One life of an engine; mutable. Make it within a running event loop.
+
+    Raises:
+        OSError: an event port is in use.
+    """
+
+    def __init__(self, config: FakeConfig, sampler: Sampler) -> None:
+        self.config = config
+        self.started = time.time()
+        self.is_draining = False
+        self.is_sleeping = False
+        self.is_paused = False
+        self.sampler = sampler
+        self.ranks: list[Rank] = []
+        self._next_rank = 0
+        try:
+            for number in range(config.data_parallel_size):
+                self.ranks.append(self._make_rank(number))
+        except OSError:
+            self._close_ranks()
+            raise
+        self._tasks = [asyncio.create_task(rank.run(), name=f"rank {rank.number}") for rank in self.ranks]
+
+    def _make_rank(self, number: int) -> Rank:
+        config = self.config
+        engine = config.engine(os.urandom(config.digest_bytes))
+        encoder = EventEncoder(
+            config.release,
+            engine.recipe,
+            has_int_hashes=config.has_int_hashes,
+            lora_paths={lora.name: lora.path or "" for lora in config.loras},
+        )
+        publisher = None
+        if config.event_port is not None:
+            publisher = EventPublisher(
+                config.release,
+                _address(config.host, config.event_port, number),
+                None if config.replay_port is None else _address(config.host, config.replay_port, number),
+                config.topic,
+            )
+        return Rank(
+            number,
+            engine,
+            latency=config.latency,
+            speed=config.speed,
+            sampler=self._sample,
+            publisher=publisher,
+            encoder=encoder,
+        )
+
+    def _sample(self, sample: Sample) -> int:
+        return self.sampler(sample)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def start(self, ask: Ask, name: str, pinned: int | None) -> list[Sample]:
+        """Queue all samples of a request on one rank; they share a mailbox.
+
+        Raises:
+            Refused: the model is unknown, or a prompt or a limit is impossible.
+        """
+        model = ask.model or self.config.model
+        lora = self.config.lora(model)
+        if lora is None and model != self.config.model:
+            raise self.unknown_model(model)
+        limits = [self._limit(len(prompt), ask.max_tokens) for prompt in ask.prompts]
+        rank = self._choose(pinned)
+        mailbox = Mailbox()
+        eos = () if ask.ignore_eos else (TOKENIZER.end_of_text,)
+        ends_at = self.config.answer_tokens if ask.max_tokens is None and not ask.ignore_eos else None
+        samples = []
+        for number, (prompt, limit) in enumerate(zip(ask.prompts, limits, strict=True)):
+            # A completion has one engine request a prompt, numbered; the other APIs have one.
+            external = f"{name}-{number}" if name.startswith("cmpl-") else name
+            for copy in range(ask.n):
+                sample = Sample(
+                    external, number * ask.n + copy, prompt, mailbox, is_streamed=ask.is_streamed, ends_at=ends_at
+                )
+                samples.append(sample)
+                if self.is_draining:
+                    sample.finish_reason = "abort"
+                    mailbox.put(sample)
+                    continue
+                rank.add(
+                    sample,
+                    max_tokens=limit,
+                    extras=Extras(lora=lora, salt=ask.salt),
+                    skip_cache=ask.skip_cache,
+                    stop_token_ids=eos + ask.stop_token_ids,
+                )
+        return samples
+
+    def unknown_model(self, model: str) -> Refused:
+        names = ", ".join([self.config.model, *(lora.name for lora in self.config.loras)])
+        message = f"The model `{model}` does not exist. Valid aliases: {names}."
+        return Refused(message, param="model", status=404, kind="NotFoundError")
+
+    def _limit(self, prompt_tokens: int, max_tokens: int | None) -> int:
+        longest = self.config.max_model_len
+        if prompt_tokens > longest:
+            raise Refused(
+                f"This model's maximum context length is {longest} tokens. However, your prompt contains {prompt_tokens} "
+                "input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the "
+                f"input prompt. (parameter=input_tokens, value={prompt_tokens})",
+                param="input_tokens",
+            )
+        room = longest - prompt_tokens
+        limit = room if max_tokens is None else min(max_tokens, room)
+        if limit < 1:
+            message = f"max_tokens must be at least 1, got {limit}. (parameter=max_tokens, value={limit})"
+            raise Refused(message, param="max_tokens")
+        return limit
+
+    def _choose(self, pinned: int | None) -> Rank:
+        count = len(self.ranks)
+        if pinned is not None and self.config.release.has_rank_header:
+            if not 0 <= pinned < count:
+                raise Refused(f"data_parallel_rank {pinned} is out of range [0, {count}).")
+            return self.ranks[pinned]
+        # Ties go round, as they do in vLLM.
+        self._next_rank = (self._next_rank + 1) % count
+        return min(self.ranks, key=lambda rank: (rank.load, (rank.number - self._next_rank) % count))
+
+    def abort(self, samples: Iterable[Sample]) -> None:
+        for sample in samples:
+            for rank in self.ranks:
+                rank.abort(sample)
+
+    def abort_external(self, names: Iterable[str]) -> int:
+        """End the engine requests with these names. Returns how many samples that were."""
+        wanted = frozenset(names)
+        return sum(rank.abort_external(wanted) for rank in self.ranks)
+
+    def abort_all(self) -> None:
+        for rank in self.ranks:
+            rank.abort_all()
+
+    # -- control -------------------------------------------------------------------------------------------------------
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Clear every rank's cache; whether all of them were."""
+        return all(
+            [rank.engine.reset_prefix_cache(reset_running_requests=reset_running_requests) for rank in self.ranks]
+        )
+
+    def sleep(self, level: int) -> None:
+        """Stop computing; above level 0 the cache is lost."""
+        self.is_sleeping = True
+        self._stop(clear=level > 0)
+
+    def pause(self, mode: str, *, clear: bool) -> None:
+        """Stop computing; what runs is ended in mode "abort", and goes on later in mode "keep"."""
+        self.is_paused = True
+        if mode == "abort":
+            self.abort_all()
+        self._stop(clear=clear)
+
+    def _stop(self, *, clear: bool) -> None:
+        for rank in self.ranks:
+            rank.hold()
+        if clear:
+            self.reset_prefix_cache(reset_running_requests=True)
+
+    def resume(self) -> None:
+        self.is_sleeping = self.is_paused = False
+        for rank in self.ranks:
+            rank.release()
+
+    @property
+    def is_idle(self) -> bool:
+        return all(rank.is_idle for rank in self.ranks)
+
+    async def drain(self, seconds: float) -> None:
+        """Take nothing new, and wait until all is done or ``seconds`` are over; then end the rest."""
+        self.is_draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self.is_idle:
+                    await asyncio.sleep(0.01)
+        self.abort_all()
+
+    # -- what it tells -------------------------------------------------------------------------------------------------
+
+    def event_sources(self) -> dict[str, dict[str, Any]]:
+        """``GET /kv_event_sources``: as configured, wildcards included."""
+        return {
+            str(rank.number): {
+                "enable_kv_cache_events": True,
+                "publisher": "zmq",
+                "endpoint": _wildcard(rank.publisher.events),
+                "replay_endpoint": None if rank.publisher.replay is None else _wildcard(rank.publisher.replay),
+                "buffer_steps": BUFFER_STEPS,
+                "hwm": HIGH_WATER_MARK,
+                "max_queue_size": HIGH_WATER_MARK,
+                "topic": self.config.topic,
+            }
+            for rank in self.ranks
+            if rank.publisher is not None
+        }
+
+    def figures(self) -> list[RankFigures]:
+        return [
+            RankFigures(
+                rank=rank.number,
+                num_running=rank.figures.num_running,
+                num_waiting=rank.figures.num_waiting,
+                kv_cache_usage=rank.figures.kv_cache_usage,
+                prefix_cache_queries=rank.engine.prefix_cache_queries,
+                prefix_cache_hits=rank.engine.prefix_cache_hits,
+                num_preemptions=rank.engine.num_preemptions,
+                prompt_tokens=rank.figures.prompt_tokens,
+                generation_tokens=rank.figures.generation_tokens,
+                finished=rank.figures.finished,
+            )
+            for rank in self.ranks
+        ]
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._close_ranks()
+
+    def _close_ranks(self) -> None:
+        for rank in self.ranks:
+            rank.close()
+
+
+def _address(host: str, port: int, rank: int) -> str:
+    bracketed = f"[{host}]" if ":" in host else host
+    return f"tcp://{bracketed}:{port + rank if port else '*'}"
+
+
+def _wildcard(endpoint: str) -> str:
+    return f"tcp://*:{endpoint.rpartition(':')[2]}"

@@ -1,0 +1,484 @@
+"""The order of one publisher's batches, every branch with plain lists."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from indexer import stream as stream_module
+from indexer.stream import Apply, EventStream, Forget, Lost, Replay, Step
+from indexer.wire import Batch
+
+OLD, NEW = 1_000.0, 2_000.0
+
+
+def at(sequence: int, life: float = OLD) -> Batch:
+    """The batch that the engine of this life published under this number; its timestamp tells both."""
+    return Batch(life + sequence, [])
+
+
+def applied(steps: Sequence[Step]) -> list[float]:
+    return [batch.timestamp for step in steps if isinstance(step, Apply) for batch in step.batches]
+
+
+def times(first: int, last: int, life: float = OLD) -> list[float]:
+    return [life + sequence for sequence in range(first, last + 1)]
+
+
+def live(stream: EventStream, *sequences: int, life: float = OLD) -> list[Step]:
+    return [step for sequence in sequences for step in stream.receive(sequence, at(sequence, life))]
+
+
+def replay(stream: EventStream, *sequences: int, life: float = OLD) -> list[Step]:
+    return [step for sequence in sequences for step in stream.replayed(sequence, at(sequence, life))]
+
+
+def with_replay(until: int = 0) -> EventStream:
+    """Connected, complete, the batches below ``until`` applied."""
+    stream = EventStream(has_replay=True)
+    assert stream.connected() == [Replay(0)]
+    assert stream.replay_ended() == []
+    live(stream, *range(until))
+    assert stream.is_complete
+    return stream
+
+
+def without_replay(until: int = 0) -> EventStream:
+    stream = EventStream(has_replay=False)
+    assert stream.connected() == []
+    live(stream, *range(until))
+    return stream
+
+
+# Starting -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_late_subscriber_gets_the_past_by_replay() -> None:
+    stream = EventStream(has_replay=True)
+    assert stream.connected() == [Replay(0)]
+    assert not stream.is_complete
+    assert applied(replay(stream, 0, 1, 2)) == times(0, 2)
+    assert not stream.is_complete, "the tail may have been dropped"
+    assert stream.replay_ended() == [Replay(3)]
+    assert stream.replay_ended() == []
+    assert stream.is_complete
+
+
+def test_live_batches_wait_for_the_past() -> None:
+    stream = EventStream(has_replay=True)
+    stream.connected()
+    assert live(stream, 2, 3) == []
+    assert not stream.is_complete
+    assert applied(replay(stream, 0, 1)) == times(0, 3)
+
+
+def test_without_replay_the_past_is_lost_and_the_present_is_not() -> None:
+    stream = without_replay()
+    assert live(stream, 7) == [Lost(0, 6), Apply([at(7)])]
+    assert applied(live(stream, 8, 9)) == times(8, 9)
+    assert not stream.is_complete
+    assert stream.lost_batches == 7
+
+
+def test_without_replay_the_first_batch_of_a_life_makes_it_complete() -> None:
+    stream = without_replay()
+    assert live(stream, 0) == [Apply([at(0)])]
+    assert stream.is_complete
+
+
+def test_nothing_is_complete_before_anything_was_heard() -> None:
+    assert not without_replay().is_complete
+    assert not EventStream(has_replay=True).is_complete
+
+
+# Gaps -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_gap_is_asked_for_once_from_the_first_missing_sequence() -> None:
+    stream = with_replay(until=5)
+    assert live(stream, 7) == [Replay(5)]
+    assert live(stream, 8, 10) == [], "an answer is on its way"
+    assert (stream.gaps, sorted(stream.pending)) == (1, [7, 8, 10])
+    assert not stream.is_complete
+
+
+def test_a_replay_fills_a_gap_in_order() -> None:
+    stream = with_replay(until=5)
+    live(stream, 7)
+    assert applied(replay(stream, 5)) == times(5, 5)
+    assert applied(replay(stream, 6)) == times(6, 7)
+    assert replay(stream, 7) == []
+    assert stream.replay_ended() == [Replay(8)]
+    assert stream.replay_ended() == []
+    assert stream.is_complete
+
+
+def test_a_forward_gap_never_wipes_the_replica() -> None:
+    for stream in (with_replay(until=10), without_replay(until=10)):
+        steps = live(stream, 12)
+        assert not any(isinstance(step, Forget) for step in steps)
+        assert stream.incarnation == 0
+
+
+def test_a_gap_without_replay_is_lost_at_once() -> None:
+    stream = without_replay(until=10)
+    assert live(stream, 12) == [Lost(10, 11), Apply([at(12)])]
+    assert not stream.is_complete
+    live(stream, 13)
+    assert not stream.is_complete, "a hole stays a hole for the whole incarnation"
+
+
+def test_a_removed_block_does_not_come_back_to_life() -> None:
+    """2 is lost, 3 removes what 2 stored: whatever comes first, 3 is applied after 2."""
+    stream = with_replay(until=2)
+    steps = [*live(stream, 3), *replay(stream, 2, 3), *stream.replay_ended(), *live(stream, 4)]
+    assert applied(steps) == times(2, 4)
+
+
+def test_a_hole_in_a_replay_is_asked_for_again_from_the_hole() -> None:
+    stream = EventStream(has_replay=True)
+    stream.connected()
+    assert applied(replay(stream, 0, 1, 4, 5)) == times(0, 1)
+    assert stream.replay_ended() == [Replay(2)]
+    assert applied(replay(stream, 2, 3, 4, 5)) == times(2, 5)
+
+
+def test_a_second_gap_during_a_replay_is_asked_for_after_it() -> None:
+    stream = with_replay(until=2)
+    assert live(stream, 3) == [Replay(2)]
+    replay(stream, 2)
+    assert live(stream, 6) == []
+    assert stream.replay_ended() == [Replay(4)]
+    assert applied(replay(stream, 4, 5, 6)) == times(4, 6)
+
+
+def test_a_gap_that_opens_while_a_recheck_is_under_way_gets_its_own_replays() -> None:
+    stream = with_replay(until=2)
+    assert stream.recheck() == [Replay(2)]
+    live(stream, 2, 4)
+    assert stream.replay_ended() == [Replay(3)]
+    assert applied(replay(stream, 3)) == times(3, 4)
+
+
+def test_the_end_marker_is_not_trusted_while_something_is_missing() -> None:
+    stream = with_replay(until=5)
+    live(stream, 7)
+    assert stream.replay_ended() == [Replay(5)]
+    assert stream.replay_ended() == [Replay(5)]
+    assert stream.replay_ended() == [Lost(5, 6), Apply([at(7)])]
+    assert not stream.is_complete
+
+
+def test_a_replay_without_an_end_marker_goes_on_where_it_stopped() -> None:
+    stream = EventStream(has_replay=True)
+    stream.connected()
+    replay(stream, 0, 1, 2)
+    assert stream.replay_ended(answered=False) == [Replay(3)]
+    assert applied(replay(stream, 3)) == times(3, 3)
+
+
+def test_giving_up_one_hole_asks_at_once_for_the_next() -> None:
+    stream = with_replay(until=1)
+    live(stream, 2, 4)
+    for _ in range(2):
+        assert stream.replay_ended() == [Replay(1)]
+    assert stream.replay_ended() == [Lost(1, 1), Apply([at(2)]), Replay(3)]
+    assert applied(replay(stream, 3)) == times(3, 4)
+
+
+def test_what_the_publisher_has_thrown_away_is_lost_and_the_rest_is_not() -> None:
+    stream = EventStream(has_replay=True)
+    stream.connected()
+    assert replay(stream, 2_000) == [Lost(0, 1_999), Apply([at(2_000)])]
+    assert applied(replay(stream, 2_001)) == times(2_001, 2_001)
+    stream.replay_ended()
+    assert stream.replay_ended() == []
+    assert not stream.is_complete
+
+
+def test_thrown_away_up_to_a_batch_that_came_live() -> None:
+    stream = with_replay(until=5)
+    live(stream, 20)
+    assert replay(stream, 20) == [Lost(5, 19), Apply([at(20)])]
+
+
+def test_a_hole_in_the_middle_of_a_replay_is_not_taken_for_thrown_away() -> None:
+    stream = EventStream(has_replay=True)
+    stream.connected()
+    assert not any(isinstance(step, Lost) for step in replay(stream, 0, 5))
+
+
+# Busy and idle --------------------------------------------------------------------------------------------------------
+
+
+def test_a_busy_publisher_is_not_asked_for_ever() -> None:
+    """vLLM answers a replay only after its next batch: if each of those led to another replay, none were the last."""
+    stream = EventStream(has_replay=True)
+    steps = stream.connected()
+    for sequence in range(20):
+        steps += [*live(stream, sequence), *replay(stream, sequence), *stream.replay_ended()]
+    assert stream.replays <= 2
+    assert stream.is_complete
+    assert applied(steps) == times(0, 19)
+
+
+def test_a_live_batch_proves_completeness_by_itself() -> None:
+    stream = EventStream(has_replay=True)
+    stream.connected()
+    live(stream, 0)
+    assert stream.is_complete, "everything up to the newest batch is here, whether or not a replay was answered"
+
+
+def test_recheck_finds_the_last_batch_before_a_pause() -> None:
+    stream = with_replay(until=3)
+    assert stream.recheck() == [Replay(3)]
+    assert stream.recheck() == [], "one at a time"
+    assert applied(replay(stream, 3)) == times(3, 3)
+    assert stream.replay_ended() == [Replay(4)]
+    assert stream.replay_ended() == []
+    assert stream.is_complete
+
+
+def test_recheck_asks_nobody_where_nobody_answers() -> None:
+    assert without_replay(until=3).recheck() == []
+    assert EventStream(has_replay=False).recheck() == []
+
+
+def test_a_recheck_that_is_never_answered_leaves_the_state_in_doubt() -> None:
+    stream = with_replay(until=3)
+    stream.recheck()
+    assert stream.replay_ended(answered=False) == [Replay(3)]
+    assert stream.replay_ended(answered=False) == [Replay(3)]
+    assert stream.replay_ended(answered=False) == []
+    assert not stream.is_complete
+    live(stream, 3)
+    assert stream.is_complete
+
+
+def test_a_publisher_that_never_answers_does_not_hold_up_the_live_stream() -> None:
+    stream = EventStream(has_replay=True)
+    stream.connected()
+    live(stream, 4)
+    steps = [step for _ in range(3) for step in stream.replay_ended(answered=False)]
+    assert steps == [Replay(0), Replay(0), Lost(0, 3), Apply([at(4)])]
+    assert applied(live(stream, 5)) == times(5, 5)
+
+
+def test_duplicates_are_dropped_and_counted() -> None:
+    stream = with_replay(until=3)
+    live(stream, 4)
+    steps = [*replay(stream, 3, 4), *stream.replay_ended(), *replay(stream, 3, 4)]
+    assert applied(steps) == times(3, 4)
+    assert stream.duplicates == 3
+
+
+def test_answers_to_a_replay_that_was_given_up_are_dropped() -> None:
+    stream = with_replay(until=3)
+    assert replay(stream, 3) == []
+    assert stream.replay_ended() == []
+    assert stream.next_sequence == 3
+
+
+# Restarts -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sequence_that_goes_back_is_another_life() -> None:
+    stream = without_replay(until=10)
+    steps = live(stream, 0, life=NEW)
+    assert isinstance(steps[0], Forget)
+    assert steps[1:] == [Apply([at(0, NEW)])]
+    assert (stream.incarnation, stream.is_complete) == (1, True)
+
+
+def test_a_sequence_that_goes_back_asks_for_the_start_of_the_new_life() -> None:
+    stream = with_replay(until=10)
+    steps = live(stream, 3, life=NEW)
+    assert isinstance(steps[0], Forget)
+    assert steps[1:] == [Replay(0)]
+    assert applied(replay(stream, 0, 1, 2, life=NEW)) == times(0, 3, NEW)
+
+
+def test_a_repeated_live_sequence_is_another_life() -> None:
+    stream = without_replay(until=1)
+    assert isinstance(live(stream, 0, life=NEW)[0], Forget)
+
+
+def test_a_reconnect_to_the_same_engine_loses_nothing() -> None:
+    stream = with_replay(until=5)
+    assert stream.disconnected() == []
+    assert not stream.is_complete
+    assert stream.connected() == [Replay(4)]
+    steps = [*live(stream, 7), *replay(stream, 4, 5, 6, 7), *stream.replay_ended()]
+    assert applied(steps) == times(5, 7)
+    assert stream.replay_ended() == []
+    assert (stream.incarnation, stream.is_complete, stream.lost_batches) == (0, True, 0)
+
+
+def test_a_reconnect_to_another_engine_forgets_although_the_sequence_is_contiguous() -> None:
+    """The old series ended at 4; the new one was at 5 when the subscriber was back."""
+    stream = with_replay(until=5)
+    stream.disconnected()
+    stream.connected()
+    assert live(stream, 5, life=NEW) == []
+    steps = replay(stream, 4, life=NEW)
+    assert isinstance(steps[0], Forget)
+    assert steps[1:] == [Replay(0)]
+    assert applied(replay(stream, *range(6), life=NEW)) == times(0, 5, NEW)
+
+
+def test_pending_batches_of_the_old_life_never_reach_the_new_one() -> None:
+    stream = with_replay(until=3)
+    live(stream, 5, 6)
+    stream.disconnected()
+    stream.connected()
+    replay(stream, 2, life=NEW)
+    assert applied(replay(stream, *range(8), life=NEW)) == times(0, 7, NEW)
+
+
+def test_pending_batches_of_an_engine_of_which_nothing_was_applied_do_not_either() -> None:
+    stream = EventStream(has_replay=True)
+    stream.connected()
+    live(stream, 2)
+    stream.disconnected()
+    assert stream.connected() == [Replay(0)]
+    assert applied(replay(stream, *range(4), life=NEW)) == times(0, 3, NEW)
+    assert stream.incarnation == 0, "there was nothing to forget"
+
+
+def test_a_verification_whose_other_frames_were_dropped_asks_on() -> None:
+    stream = with_replay(until=3)
+    stream.disconnected()
+    stream.connected()
+    replay(stream, 2)
+    assert stream.replay_ended() == [Replay(3)]
+    assert not stream.is_complete
+
+
+def test_two_batches_that_cannot_be_decoded_do_not_verify_each_other() -> None:
+    """Both have timestamp 0; the sequence still tells them apart."""
+    stream = with_replay()
+    stream.receive(0, Batch(0.0, []))
+    stream.disconnected()
+    stream.connected()
+    assert isinstance(stream.replayed(500, Batch(0.0, []))[0], Forget)
+
+
+def test_an_engine_whose_buffer_is_empty_is_another_one() -> None:
+    stream = with_replay(until=3)
+    stream.disconnected()
+    stream.connected()
+    steps = stream.replay_ended()
+    assert isinstance(steps[0], Forget)
+    assert steps[1:] == [Replay(0)]
+
+
+def test_an_engine_that_has_thrown_our_last_batch_away_cannot_be_told_from_another_one() -> None:
+    stream = with_replay(until=3)
+    stream.disconnected()
+    stream.connected()
+    assert isinstance(replay(stream, 500)[0], Forget)
+
+
+def test_a_renewed_connection_that_is_behind_us_needs_no_answer() -> None:
+    stream = with_replay(until=5)
+    stream.disconnected()
+    stream.connected()
+    assert isinstance(live(stream, 4, life=NEW)[0], Forget)
+
+
+def test_an_engine_that_cannot_be_verified_is_asked_three_times_and_then_forgotten() -> None:
+    stream = with_replay(until=3)
+    stream.disconnected()
+    stream.connected()
+    assert stream.replay_ended(answered=False) == [Replay(2)]
+    assert stream.replay_ended(answered=False) == [Replay(2)]
+    steps = stream.replay_ended(answered=False)
+    assert isinstance(steps[0], Forget)
+    assert steps[1:] == [Replay(0)]
+
+
+def test_nothing_is_applied_while_the_engine_is_in_doubt() -> None:
+    stream = with_replay(until=3)
+    stream.disconnected()
+    stream.connected()
+    assert live(stream, 3, 4, 5) == []
+    assert not stream.is_complete
+
+
+def test_a_batch_that_is_read_after_the_connection_broke_does_not_spoil_the_verification() -> None:
+    stream = with_replay(until=3)
+    stream.disconnected()
+    stream.connected()
+    stream.disconnected()
+    assert live(stream, 3) == [Replay(2)], "the one that identifies the engine, not the next one"
+    assert stream.recheck() == []
+    assert stream.connected() == [Replay(2)]
+    assert applied(replay(stream, 2, 3)) == times(3, 3)
+
+
+def test_a_reconnect_without_replay_forgets() -> None:
+    stream = without_replay(until=5)
+    stream.disconnected()
+    (step,) = stream.connected()
+    assert isinstance(step, Forget)
+    assert live(stream, 5, life=NEW) == [Lost(0, 4), Apply([at(5, NEW)])]
+    assert not stream.is_complete
+
+
+def test_the_first_connection_forgets_nothing() -> None:
+    stream = EventStream(has_replay=False)
+    stream.disconnected()
+    assert stream.connected() == []
+
+
+# Bounds ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few_pending(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(stream_module, "MAX_PENDING", 10)
+    return 10
+
+
+def test_pending_is_bounded_while_a_gap_is_open(few_pending: int) -> None:
+    stream = with_replay(until=1)
+    steps = live(stream, *range(2, 100))
+    assert len(stream.pending) <= few_pending
+    assert [step for step in steps if isinstance(step, Lost)] == [Lost(1, 1)]
+    assert applied(steps) == times(2, 99)
+
+
+def test_pending_is_bounded_while_the_engine_is_in_doubt(few_pending: int) -> None:
+    stream = with_replay(until=3)
+    stream.disconnected()
+    stream.connected()
+    live(stream, *range(3, 100))
+    assert len(stream.pending) <= few_pending
+    live(stream, *range(100, 100 + few_pending))
+    assert not stream.is_complete
+    assert applied(replay(stream, *range(2, 200))) == times(3, 199)
+
+
+def test_pending_is_bounded_while_a_replay_has_a_hole_and_nothing_is_lost_by_that(few_pending: int) -> None:
+    stream = EventStream(has_replay=True)
+    stream.connected()
+    steps = replay(stream, 0, *range(2, 100))
+    assert len(stream.pending) <= few_pending
+    assert stream.replay_ended() == [Replay(1)]
+    steps += replay(stream, *range(1, 100))
+    assert applied(steps) == times(0, 99)
+
+
+def test_of_what_a_full_pending_hides_only_what_was_thrown_away_is_lost(few_pending: int) -> None:
+    stream = with_replay(until=1)
+    live(stream, *range(20, 20 + few_pending))
+    assert replay(stream, 5) == [Lost(1, 4), Apply([at(5)])]
+
+
+def test_giving_up_a_hole_for_want_of_room_does_not_disturb_the_replay_under_way(few_pending: int) -> None:
+    stream = with_replay(until=1)
+    steps = live(stream, *range(2, 6), *range(7, 8 + few_pending))
+    assert [step for step in steps if not isinstance(step, Apply)] == [Replay(1), Lost(1, 1)]
+
+
+def test_its_name_tells_its_state() -> None:
+    assert repr(with_replay(until=3)) == "<EventStream next 3, complete, 0 pending, incarnation 0>"
