@@ -25,7 +25,6 @@ class _Parser(argparse.ArgumentParser):
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
 
-
     def unknown(self, argument: str) -> NoReturn:
         """Refuse an argument that nobody declared."""
         near = difflib.get_close_matches(argument.partition("=")[0], self._option_string_actions, 1)

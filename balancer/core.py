@@ -90,7 +90,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
     ``cached_tokens`` of the request's ``prompt_tokens`` lie there already, as the engine itself would count them.
     ``queued_tokens`` are uncached prompt tokens of requests sent there that have not answered yet; ``in_flight`` is the
-    number of requests sent there that have not ended.
+    number of requests sent there that have not ended. ``last_lease`` grows with every request sent anywhere: the lower, the
+    longer ago this replica was chosen; 0 is never.
     """
 
     replica: ReplicaId
@@ -98,6 +99,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int
     queued_tokens: int
     in_flight: int
+    last_lease: int = 0
 
     @property
     def uncached_tokens(self) -> int:

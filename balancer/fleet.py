@@ -25,13 +25,14 @@ class Status(StrEnum):
 class LiveReplica:
     """One replica's live state. Changes with leases and with its status."""
 
-    __slots__ = ("in_flight", "queued_tokens", "replica", "status")
+    __slots__ = ("in_flight", "last_lease", "queued_tokens", "replica", "status")
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.status = Status.READY
         self.in_flight = 0
         self.queued_tokens = 0
+        self.last_lease = 0
 
     def __repr__(self) -> str:
         return f"<{self.replica.id} {self.status}, {self.in_flight} in flight, {self.queued_tokens} queued tokens>"
@@ -100,6 +101,7 @@ class Fleet:
         """Note that a request with so many tokens to compute is sent there; returns the lease."""
         lease, self._next_lease = self._next_lease, self._next_lease + 1
         live.in_flight += 1
+        live.last_lease = lease
         live.queued_tokens += uncached_tokens
         self._leases[lease] = _Lease(live, uncached_tokens)
         return lease

@@ -209,6 +209,7 @@ class _Usage(msgspec.Struct):
     output_tokens: int | None = None
     input_tokens_details: _Details | None = None
     cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -239,8 +240,11 @@ def read_answer(body: bytes) -> Truth:
     if usage is None:
         return Truth(finish_reason=finish)
     details = usage.prompt_tokens_details or usage.input_tokens_details
+    prompt_tokens = usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens
+    if prompt_tokens is not None:  # the Anthropic dialect leaves cached tokens out of the input tokens
+        prompt_tokens += (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
     return Truth(
-        prompt_tokens=usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens,
+        prompt_tokens=prompt_tokens,
         cached_tokens=details.cached_tokens if details else usage.cache_read_input_tokens,
         completion_tokens=usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens,
         finish_reason=finish,

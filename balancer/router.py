@@ -93,7 +93,12 @@ class Router:
         prompt_tokens = request.prompt_tokens
         candidates = tuple(
             Candidate(
-                live.replica.id, prompt_tokens, matches.get(live.replica.id, 0), live.queued_tokens, live.in_flight
+                replica=live.replica.id,
+                prompt_tokens=prompt_tokens,
+                cached_tokens=matches.get(live.replica.id, 0),
+                queued_tokens=live.queued_tokens,
+                in_flight=live.in_flight,
+                last_lease=live.last_lease,
             )
             for live in serving
         )

@@ -13,7 +13,6 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
-import msgspec
 from aiohttp import web
 
 from balancer.commands import Command
@@ -59,7 +58,7 @@ class FakeEngine:
     def _keep_ports(self) -> None:
         assert self._runner is not None
         publisher = self.process.ranks[0].publisher
-        ports = [None, None]
+        ports: list[int | None] = [None, None]
         if publisher is not None and self.config.data_parallel_size == 1:
             ports = [_port(publisher.events), _port(publisher.replay)]
         elif publisher is not None:
@@ -186,8 +185,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--topic", default=default.topic, help="topic of the KV events (default empty)")
     add("--no-events", action="store_true", help="publish no KV events")
     add("--no-replay", action="store_true", help="publish KV events without a replay socket")
-    add("--vllm-version", default=NEWEST, metavar="X.Y.Z", help="release to imitate, 0.11.0 or later (default %(default)s)")
-    add("--data-parallel-size", type=int, default=1, metavar="N", help="ranks, each with a cache of its own (default 1)")
+    add(
+        "--vllm-version",
+        default=NEWEST,
+        metavar="X.Y.Z",
+        help="release to imitate, 0.11.0 or later (default %(default)s)",
+    )
+    add(
+        "--data-parallel-size", type=int, default=1, metavar="N", help="ranks, each with a cache of its own (default 1)"
+    )
     add("--blocks", type=int, default=default.num_gpu_blocks, help="KV blocks of a rank (default %(default)s)")
     add("--block-size", type=int, default=default.block_size, help="tokens in a block (default %(default)s)")
     add("--max-model-len", type=int, default=default.max_model_len, help="longest sequence (default %(default)s)")
@@ -206,7 +212,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--speed", type=float, default=1.0, metavar="FACTOR", help="divide all times by this (default 1)")
     add("--no-render", action="store_true", help="as without vLLM's --enable-scale-out: no render and generate paths")
     add("--no-usage-details", action="store_true", help="as without vLLM's --enable-prompt-tokens-details")
-    add("--shutdown-timeout", type=float, default=0.0, metavar="S", help="time for running requests at SIGTERM (default 0)")
+    add(
+        "--shutdown-timeout",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="time for running requests at SIGTERM (default 0)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

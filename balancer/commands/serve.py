@@ -8,8 +8,8 @@ import asyncio
 import contextlib
 import errno
 import logging
-import signal
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from aiohttp import web
 
 from balancer import settings as settings_module
 from balancer.commands import Command
+from balancer.commands.loop import run_loop, stop_signal
 from balancer.errors import BalancerError, ConfigError
 from balancer.gateway.app import build_app
 from balancer.policies.base import names
@@ -54,8 +55,7 @@ def run(args: argparse.Namespace) -> int:
     )
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     settings = read_settings(args)
-    with _runner() as runner:
-        runner.run(_serve(settings, args.startup_timeout))
+    run_loop(_serve(settings, args.startup_timeout))
     return 0
 
 
@@ -94,22 +94,8 @@ def _read_file(name: str) -> dict[str, Any]:
         raise ConfigError(f"--config: '{name}': {error}") from error
 
 
-@contextlib.contextmanager
-def _runner() -> Any:
-    """asyncio's runner, on uvloop where that is installed."""
-    try:
-        from uvloop import new_event_loop  # noqa: PLC0415 - optional
-    except ImportError:
-        new_event_loop = None  # type: ignore[assignment]
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        yield runner
-
-
 async def _serve(settings: Settings, startup_timeout: float | None) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(name, stop.set)
+    stop = stop_signal()
     async with running(settings) as (service, address):
         log.info(
             "listening on %s with policy %s, %d endpoints", address, service.router.policy_name, len(settings.replicas)
@@ -130,7 +116,7 @@ async def _wait_ready(service: RouterService, seconds: float) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(settings: Settings) -> Any:
+async def running(settings: Settings) -> AsyncIterator[tuple[RouterService, str]]:
     """A gateway that listens, as (service, address); everything is closed at the end.
 
     Raises:

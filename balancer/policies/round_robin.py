@@ -1,7 +1,6 @@
 """The null policy: everyone in turn, whatever they hold. The baseline that any other policy has to beat."""
 
 from collections.abc import Sequence
-from itertools import count
 
 import msgspec
 
@@ -11,10 +10,7 @@ from balancer.policies.base import policy
 
 @policy("round_robin")
 class RoundRobin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Takes the candidates in the order of their names, one after the other."""
-
-    _turn: "count[int]" = msgspec.field(default_factory=count, name="-")
+    """The replica that was chosen longest ago; among those never chosen, by name."""
 
     def choose(self, candidates: Sequence[Candidate], draw: float) -> Candidate:
-        ordered = sorted(candidates, key=lambda candidate: candidate.replica)
-        return ordered[next(self._turn) % len(ordered)]
+        return min(candidates, key=lambda candidate: (candidate.last_lease, candidate.replica))

@@ -14,10 +14,15 @@ import msgspec
 from aiohttp import web
 
 from simulations.fake import metrics
-from simulations.fake.asks import Answer, Api, Ask, Refused, decode
+from simulations.fake.asks import Answer, Api, Refused, decode
 from simulations.fake.chat import Chat
 from simulations.fake.completions import Completions
+from simulations.fake.development import Development
+from simulations.fake.embeddings import EmbeddingsBody
 from simulations.fake.generate import Generate
+from simulations.fake.messages import CountBody, Messages
+from simulations.fake.render import render
+from simulations.fake.responses import Responses
 from simulations.fake.server import TOKENIZER, EngineProcess
 from simulations.fake.tokens import Detokenize, Tokenize
 
@@ -27,14 +32,15 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_BODY: Final = 64 * 1024 * 1024
 
-NO_SCALE_OUT: Final = "This endpoint is disabled; start the server with --enable-scale-out to use it."
+NO_SCALE_OUT: Final = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
 
 
 def build_app(current: Callable[[], EngineProcess]) -> web.Application:
     """The application in front of whichever engine process lives now."""
-    engine = _Paths(current)
+    paths = _Paths(current)
     app = web.Application(client_max_size=MAX_BODY, middlewares=[_translate_errors])
-    app.add_routes(engine.routes())
+    app.add_routes(paths.routes())
+    app.add_routes(Development(current).routes())
     return app
 
 
@@ -70,7 +76,13 @@ class _Paths:
         self._current = current
 
     def routes(self) -> list[web.RouteDef]:
-        get = {
+        apis: dict[str, Api] = {
+            "/v1/completions": Completions(),
+            "/v1/chat/completions": Chat(),
+            "/v1/responses": Responses(),
+            "/v1/messages": Messages(),
+        }
+        get: dict[str, _Handler] = {
             "/health": self.empty,
             "/ping": self.empty,
             "/version": self.version,
@@ -79,10 +91,13 @@ class _Paths:
             "/v1/models": self.models,
             "/kv_event_sources": self.event_sources,
         }
-        post = {
-            "/v1/completions": partial(self.generate, Completions()),
-            "/v1/chat/completions": partial(self.generate, Chat()),
-            "/inference/v1/generate": partial(self.generate, Generate()),
+        post: dict[str, _Handler] = {
+            **{path: partial(self.generate, api) for path, api in apis.items()},
+            **{f"{path}/render": partial(self.render, api) for path, api in apis.items()},
+            "/inference/v1/generate": self.generate_tokens,
+            "/inference/v1/abort_requests": self.abort_requests,
+            "/v1/messages/count_tokens": self.count_tokens,
+            "/v1/embeddings": self.embed,
             "/tokenize": self.tokenize,
             "/detokenize": self.detokenize,
         }
@@ -132,16 +147,50 @@ class _Paths:
         _check_model(self._current(), fields.model)
         return _json({"prompt": TOKENIZER.decode(fields.tokens)})
 
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        fields = decode(await request.read(), CountBody)
+        _check_model(self._current(), fields.model)
+        count = len(fields.prompt(TOKENIZER))
+        return _json({"input_tokens": count, "context_management": {"original_input_tokens": count}})
+
+    async def embed(self, request: web.Request) -> web.Response:
+        fields = decode(await request.read(), EmbeddingsBody)
+        engine = self._current()
+        _check_model(engine, fields.model)
+        name = f"embd-{_request_id(request, None)}"
+        return _json(fields.answer(name, int(time.time()), fields.model or engine.config.model, TOKENIZER))
+
+    async def render(self, api: Api, request: web.Request) -> web.Response:
+        engine = self._current()
+        _check_scale_out(engine, is_there=engine.config.release.has_render)
+        ask = api.read(await request.read(), TOKENIZER)
+        _check_model(engine, ask.model)
+        name = api.id_prefix + _request_id(request, ask.request_id)
+        results = render(ask, name, ask.model or engine.config.model, engine.config.max_model_len)
+        return _json(results if isinstance(api, Completions) else results[0])
+
     # -- text ----------------------------------------------------------------------------------------------------------
+
+    async def generate_tokens(self, request: web.Request) -> web.StreamResponse:
+        engine = self._current()
+        _check_scale_out(engine, is_there=engine.config.release.has_generate)
+        return await self.generate(Generate(), request)
+
+    async def abort_requests(self, request: web.Request) -> web.Response:
+        engine = self._current()
+        _check_scale_out(engine, is_there=engine.config.release.has_generate)
+        engine.abort_external(decode(await request.read(), AbortBody).request_ids)
+        return web.Response()
 
     async def generate(self, api: Api, request: web.Request) -> web.StreamResponse:
         engine = self._current()
         ask = api.read(await request.read(), TOKENIZER)
-        name = api.id_prefix + (request.headers.get("X-Request-Id") or ask.request_id or uuid.uuid4().hex[:16])
+        name = api.id_prefix + _request_id(request, ask.request_id)
+        model = ask.model or engine.config.model
         answer = Answer(
             ask,
             name,
-            ask.model or engine.config.model,
+            model,
             int(time.time()),
             engine.config.vllm_version,
             TOKENIZER,
@@ -166,15 +215,33 @@ class _Paths:
         await response.prepare(request)
         mailbox = answer.samples[0].mailbox
         opened: set[int] = set()
-        while any(sample.finish_reason is None for sample in answer.samples):
+        num_open = len(answer.samples)
+        while num_open:
             events: list[bytes] = []
             for sample in await mailbox.get():
                 events += api.delta(answer, sample, sample.index not in opened)
                 opened.add(sample.index)
+                num_open -= sample.finish_reason is not None
+            if not num_open:
+                events += api.closing(answer)
             await response.write(b"".join(events))
-        await response.write(b"".join(api.closing(answer)))
         await response.write_eof()
         return response
+
+
+class AbortBody(msgspec.Struct):
+    request_ids: list[str] = []
+
+
+def _request_id(request: web.Request, named: str | None) -> str:
+    return request.headers.get("X-Request-Id") or named or uuid.uuid4().hex[:16]
+
+
+def _check_scale_out(engine: EngineProcess, *, is_there: bool) -> None:
+    if not is_there:
+        raise web.HTTPNotFound
+    if engine.config.release.needs_scale_out and not engine.config.has_scale_out:
+        raise Refused(NO_SCALE_OUT, status=403, kind="PermissionDeniedError")
 
 
 def _check_model(engine: EngineProcess, model: str | None) -> None:

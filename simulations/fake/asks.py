@@ -20,7 +20,9 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 class Refused(Exception):
     """The request is answered with an error, in vLLM's words; ``kind`` is the error object's ``type``."""
 
-    def __init__(self, message: str, *, param: str | None = None, status: int = 400, kind: str = "BadRequestError") -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, status: int = 400, kind: str = "BadRequestError"
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
@@ -31,12 +33,14 @@ class Refused(Exception):
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """A request, understood.
 
-    ``prompts`` are token ids. ``max_tokens`` is None where the client sets no limit. ``request_id`` is what the body names.
+    ``prompts`` are token ids. ``max_tokens`` is None where the client sets no limit; then ``default_max_tokens`` is the limit
+    of the API, and None again where that is the context. ``request_id`` is what the body names.
     """
 
     model: str | None
     prompts: tuple[Sequence[int], ...]
     max_tokens: int | None
+    default_max_tokens: int | None = None
     n: int = 1
     is_streamed: bool = False
     has_usage: bool = False
@@ -45,6 +49,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     returns_text: bool = True
     salt: str | None = None
     skip_cache: bool = False
+    has_prompt_logprobs: bool = False
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     request_id: str | None = None
@@ -64,9 +69,25 @@ class Answer:
         self.samples: list[Sample] = []
         self.has_details = has_details
         self._tokenizer = tokenizer
+        self._number = 0
+
+    def next_number(self) -> int:
+        """0, 1, 2 and so on: for streams that number their events."""
+        self._number += 1
+        return self._number - 1
 
     def text(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special=True)
+
+    def prompt_logprobs(self, prompt: Sequence[int]) -> list[Any] | None:
+        """Log-probabilities of a prompt, if they were asked for: every token was the likeliest, says a model without weights."""
+        if not self.ask.has_prompt_logprobs:
+            return None
+        rest = ({str(token): self._logprob(token)} for token in prompt[1:])
+        return [None, *rest]
+
+    def _logprob(self, token: int) -> dict[str, Any]:
+        return {"logprob": -0.5, "rank": 1, "decoded_token": self._tokenizer.decode([token])}
 
     @property
     def prompt_tokens(self) -> int:
@@ -78,8 +99,8 @@ class Answer:
 
     @property
     def cached_tokens(self) -> int:
-        """vLLM reports those of one prompt, however many there are: of the last one that was asked."""
-        return self.samples[-1].cached_tokens or 0
+        """vLLM reports those of one prompt, however many there are: of the first in a stream, else of the last."""
+        return self.samples[0 if self.ask.is_streamed else -1].cached_tokens or 0
 
     def usage(self) -> dict[str, Any]:
         """``usage`` of a whole answer."""

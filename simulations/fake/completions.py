@@ -22,7 +22,7 @@ class StreamOptions(msgspec.Struct):
 class CompletionBody(msgspec.Struct):
     model: str | None = None
     prompt: msgspec.Raw = _NULL
-    max_tokens: int | None = 16
+    max_tokens: int | None = None
     n: int = 1
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -77,6 +77,7 @@ class Completions:
             model=fields.model,
             prompts=read_prompts(fields.prompt, tokenizer),
             max_tokens=fields.max_tokens,
+            default_max_tokens=16,
             n=fields.n,
             is_streamed=bool(fields.stream),
             has_usage=bool(options.include_usage),
@@ -84,6 +85,7 @@ class Completions:
             returns_tokens=bool(fields.return_token_ids),
             salt=check_salt(fields.cache_salt),
             skip_cache=fields.prompt_logprobs is not None,
+            has_prompt_logprobs=fields.prompt_logprobs is not None,
             ignore_eos=fields.ignore_eos,
             stop_token_ids=tuple(fields.stop_token_ids or ()),
             request_id=fields.request_id,
@@ -99,7 +101,7 @@ class Completions:
                 "finish_reason": sample.finish_reason,
                 "stop_reason": None,
                 "token_ids": sample.tokens if returns_tokens else None,
-                "prompt_logprobs": None,
+                "prompt_logprobs": answer.prompt_logprobs(sample.prompt),
                 "prompt_token_ids": sample.prompt if returns_tokens else None,
                 "routed_experts": None,
             }

@@ -57,7 +57,7 @@ class FakeConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("model: the name is empty")
         if self.data_parallel_size < 1:
             raise ValueError(f"data_parallel_size must be at least 1, got {self.data_parallel_size}")
-        if not 0 < self.speed:
+        if self.speed <= 0:
             raise ValueError(f"speed must be above 0, got {self.speed}")
         for name in ("port", "event_port", "replay_port"):
             port = getattr(self, name)

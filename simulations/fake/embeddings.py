@@ -28,7 +28,8 @@ class EmbeddingsBody(msgspec.Struct):
         prompts = read_prompts(self.input, tokenizer)
         count = sum(len(prompt) for prompt in prompts)
         data = [
-            {"index": number, "object": "embedding", "embedding": vector(prompt)} for number, prompt in enumerate(prompts)
+            {"index": number, "object": "embedding", "embedding": vector(prompt)}
+            for number, prompt in enumerate(prompts)
         ]
         usage = {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0, "prompt_tokens_details": None}
         return {"id": name, "object": "list", "created": created, "model": model, "data": data, "usage": usage}

@@ -51,7 +51,12 @@ class EventEncoder:
     """One publisher's encoder; mutable where hashes go out as bytes, for it remembers digests then."""
 
     def __init__(
-        self, release: Release, recipe: Recipe, *, has_int_hashes: bool = True, lora_paths: Mapping[str, str] | None = None
+        self,
+        release: Release,
+        recipe: Recipe,
+        *,
+        has_int_hashes: bool = True,
+        lora_paths: Mapping[str, str] | None = None,
     ) -> None:
         self._release = release
         self._digests = None if has_int_hashes else _Digests(recipe, lora_paths or {})

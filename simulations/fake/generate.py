@@ -56,6 +56,7 @@ class Generate:
             returns_tokens=bool(fields.return_token_ids),
             returns_text=fields.output_mode == "text",
             salt=check_salt(fields.cache_salt),
+            has_prompt_logprobs=params.prompt_logprobs is not None,
             skip_cache=params.prompt_logprobs is not None if skips is None else skips,
             ignore_eos=params.ignore_eos,
             stop_token_ids=tuple(params.stop_token_ids or ()),
@@ -68,7 +69,7 @@ class Generate:
             "model": answer.model,
             "created": answer.created,
             "usage": answer.usage(),
-            "prompt_logprobs": None,
+            "prompt_logprobs": answer.prompt_logprobs(answer.ask.prompts[0]),
             "prompt_token_id_logprobs": None,
             "prompt_token_ids": answer.ask.prompts[0] if answer.ask.returns_tokens else None,
             "mm_placeholders": None,
@@ -102,7 +103,7 @@ class Generate:
 
     def _choice(self, answer: Answer, sample: Sample, tokens: list[int]) -> dict[str, Any]:
         versions = [{"version": "default", "start": 0, "end": len(sample.tokens)}]
-        choice = {
+        choice: dict[str, Any] = {
             "index": sample.index,
             "finish_reason": sample.finish_reason,
             "stop_reason": None,

@@ -12,7 +12,7 @@ from simulations.fake.chat import Message, Part, render
 from simulations.fake.rank import Sample
 from simulations.fake.tokenizer import Tokenizer
 
-STOP_REASONS: Final = {"length": "max_tokens", "stop": "end_turn", "abort": "end_turn"}
+STOP_REASONS: Final = {"length": "max_tokens", "stop": "end_turn", "abort": None}
 
 
 class CountBody(msgspec.Struct):
@@ -68,7 +68,7 @@ class Messages:
         return [*self._opening(answer), event] if is_first else [event]
 
     def _opening(self, answer: Answer) -> list[bytes]:
-        message = {
+        message: dict[str, Any] = {
             "id": answer.id,
             "type": "message",
             "role": "assistant",

@@ -47,7 +47,7 @@ class EventPublisher:
         self.events = self._pub.getsockopt_string(zmq.LAST_ENDPOINT)
         self.replay = None if self._router is None else self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         if self._router is not None:
-            self._loop.add_reader(self._router.getsockopt(zmq.FD), self._serve_replays)
+            self._loop.add_reader(_number(self._router, zmq.FD), self._serve_replays)
 
     def _bound(self, kind: int, address: str) -> _Socket:
         new = self._context.socket(kind)
@@ -78,14 +78,14 @@ class EventPublisher:
     def close(self) -> None:
         """At once; what has not left yet is lost, and the ports are free when this returns."""
         if self._router is not None:
-            self._loop.remove_reader(self._router.getsockopt(zmq.FD))
+            self._loop.remove_reader(_number(self._router, zmq.FD))
         self._context.destroy(linger=0)
 
     def _serve_replays(self) -> None:
         # The descriptor tells of changes only: go on until there is nothing left, sending included.
         router = self._router
         assert router is not None
-        while router.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while _number(router, zmq.EVENTS) & zmq.POLLIN:
             request = router.recv_multipart()
             if len(request) == 3:
                 self._replay(router, request[0], int.from_bytes(request[2], "big"))
@@ -96,3 +96,9 @@ class EventPublisher:
             if sequence >= start:
                 router.send_multipart([client, b"", *topic, sequence.to_bytes(8, "big"), payload])
         router.send_multipart([client, b"", *([b""] if self._has_topic else []), END_MARKER, b""])
+
+
+def _number(socket: _Socket, option: int) -> int:
+    value = socket.getsockopt(option)
+    assert isinstance(value, int)
+    return value

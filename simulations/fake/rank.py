@@ -67,7 +67,14 @@ class Sample:
     )
 
     def __init__(
-        self, external_id: str, index: int, prompt: Sequence[int], mailbox: Mailbox, *, is_streamed: bool, ends_at: int | None
+        self,
+        external_id: str,
+        index: int,
+        prompt: Sequence[int],
+        mailbox: Mailbox,
+        *,
+        is_streamed: bool,
+        ends_at: int | None,
     ) -> None:
         self.id = ""
         self.external_id = external_id
@@ -130,6 +137,8 @@ class Rank:
         self._num_added = 0
         self._is_held = False
         self._has_work = asyncio.Event()
+        self._has_no_samples = asyncio.Event()
+        self._has_no_samples.set()
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -149,7 +158,7 @@ class Rank:
         """
         self._num_added += 1
         sample.id = f"{sample.external_id}-{self._num_added}"
-        sample.seed = xxhash.xxh3_64_intdigest(bytes(memoryview(_words(sample.prompt))), sample.index)
+        sample.seed = xxhash.xxh3_64_intdigest(array("Q", sample.prompt).tobytes(), sample.index)
         self.engine.add(
             EngineRequest(
                 id=sample.id,
@@ -160,6 +169,7 @@ class Rank:
             )
         )
         self._samples[sample.id] = sample
+        self._has_no_samples.clear()
         self._has_work.set()
 
     def abort(self, sample: Sample) -> None:
@@ -177,13 +187,16 @@ class Rank:
             self.abort(sample)
         return len(found)
 
-    def abort_all(self) -> None:
-        for sample in list(self._samples.values()):
+    def abort_all(self) -> int:
+        """End all samples. Returns how many there were."""
+        samples = list(self._samples.values())
+        for sample in samples:
             self.abort(sample)
+        return len(samples)
 
-    @property
-    def is_idle(self) -> bool:
-        return self.engine.is_idle
+    async def wait_idle(self) -> None:
+        """Return once no request waits or runs."""
+        await self._has_no_samples.wait()
 
     @property
     def load(self) -> int:
@@ -250,6 +263,8 @@ class Rank:
         sample.finish_reason = reason
         self.figures.finished[reason] += 1
         sample.mailbox.put(sample)
+        if not self._samples:
+            self._has_no_samples.set()
 
     def _measure(self, num_tokens: int) -> None:
         figures, engine = self.figures, self.engine
@@ -264,7 +279,3 @@ class Rank:
         """Give the ports back; what has not left yet is lost."""
         if self.publisher is not None:
             self.publisher.close()
-
-
-def _words(tokens: Sequence[int]) -> "array[int]":
-    return array("Q", tokens)

@@ -83,7 +83,8 @@ class Responses:
 
     def _event(self, answer: Answer, name: str, content: dict[str, Any]) -> bytes:
         kind = f"response.{name}"
-        return named_sse(kind, {**content, "sequence_number": answer.next_number(), "type": kind})
+        event = {**content, "sequence_number": answer.next_number(), "type": kind}
+        return named_sse(kind, dict(sorted(event.items())))  # as vLLM orders them
 
     def _content(self, answer: Answer) -> dict[str, Any]:
         return {"content_index": 0, "item_id": self._item_id(answer), "output_index": 0}

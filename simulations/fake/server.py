@@ -98,11 +98,14 @@ class EngineProcess:
         lora = self.config.lora(model)
         if lora is None and model != self.config.model:
             raise self.unknown_model(model)
-        limits = [self._limit(len(prompt), ask.max_tokens) for prompt in ask.prompts]
+        wanted = ask.default_max_tokens if ask.max_tokens is None else ask.max_tokens
+        limits = [self._limit(len(prompt), wanted) for prompt in ask.prompts]
         rank = self._choose(pinned)
         mailbox = Mailbox()
         eos = () if ask.ignore_eos else (TOKENIZER.end_of_text,)
-        ends_at = self.config.answer_tokens if ask.max_tokens is None and not ask.ignore_eos else None
+        ends_at = self.config.answer_tokens if wanted is None and not ask.ignore_eos else None
+        if self.is_draining and not self.config.shutdown_timeout:
+            raise Refused("EngineCore encountered an issue.", status=500, kind="InternalServerError")
         samples = []
         for number, (prompt, limit) in enumerate(zip(ask.prompts, limits, strict=True)):
             # A completion has one engine request a prompt, numbered; the other APIs have one.
@@ -166,29 +169,32 @@ class EngineProcess:
         wanted = frozenset(names)
         return sum(rank.abort_external(wanted) for rank in self.ranks)
 
-    def abort_all(self) -> None:
-        for rank in self.ranks:
-            rank.abort_all()
+    def abort_all(self) -> int:
+        """End everything. Returns how many samples that were."""
+        return sum(rank.abort_all() for rank in self.ranks)
 
     # -- control -------------------------------------------------------------------------------------------------------
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
         """Clear every rank's cache; whether all of them were."""
-        return all(
-            [rank.engine.reset_prefix_cache(reset_running_requests=reset_running_requests) for rank in self.ranks]
-        )
+        done = [rank.engine.reset_prefix_cache(reset_running_requests=reset_running_requests) for rank in self.ranks]
+        return all(done)
 
     def sleep(self, level: int) -> None:
-        """Stop computing; above level 0 the cache is lost."""
+        """Stop computing; above level 0 what runs is ended and the cache is lost."""
         self.is_sleeping = True
+        if level > 0:
+            self.abort_all()
         self._stop(clear=level > 0)
 
-    def pause(self, mode: str, *, clear: bool) -> None:
-        """Stop computing; what runs is ended in mode "abort", and goes on later in mode "keep"."""
+    async def pause(self, mode: str, *, clear: bool) -> None:
+        """Stop computing; what runs is ended in mode "abort", waited for in mode "wait", and goes on later in mode "keep"."""
         self.is_paused = True
         if mode == "abort":
             self.abort_all()
-        self._stop(clear=clear)
+        elif mode == "wait":
+            await self._wait_idle()
+        self._stop(clear=clear and mode != "keep")
 
     def _stop(self, *, clear: bool) -> None:
         for rank in self.ranks:
@@ -201,18 +207,17 @@ class EngineProcess:
         for rank in self.ranks:
             rank.release()
 
-    @property
-    def is_idle(self) -> bool:
-        return all(rank.is_idle for rank in self.ranks)
-
     async def drain(self, seconds: float) -> None:
         """Take nothing new, and wait until all is done or ``seconds`` are over; then end the rest."""
         self.is_draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while not self.is_idle:
-                    await asyncio.sleep(0.01)
+                await self._wait_idle()
         self.abort_all()
+
+    async def _wait_idle(self) -> None:
+        for rank in self.ranks:
+            await rank.wait_idle()
 
     # -- what it tells -------------------------------------------------------------------------------------------------
 

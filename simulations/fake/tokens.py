@@ -30,7 +30,9 @@ class Tokenize(msgspec.Struct):
         elif self.prompt is not None:
             tokens = tokenizer.encode(self.prompt)
         else:
-            raise Refused("1 validation error:\n  Field required at body.prompt", param="body.prompt", kind="Bad Request")
+            raise Refused(
+                "1 validation error:\n  Field required at body.prompt", param="body.prompt", kind="Bad Request"
+            )
         texts = [tokenizer.decode([token]) for token in tokens] if self.return_token_strs else None
         return {"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens, "token_strs": texts}
 

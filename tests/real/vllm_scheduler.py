@@ -21,9 +21,9 @@ needs the standard library alone::
   "free": [block, ...], "has_work": bool}``: order matters everywhere but in ``sampled``, which is sorted; ``has_work`` is
   whether the engine would take another step by itself
 - ``{"op": "complete", "events": [event, ...], "cached": [[key, copies], ...], "tokens": {id: token}, "cached_tokens": {id: n},
-  "finished": {id: reason}, "has_work": bool, "queries": n, "hits": n, "preemptions": n}``: ``events`` is the batch that is published with this
-  step (empty: none is), each in vLLM's map form; ``cached`` is ``BlockPool.cached_block_hash_to_block`` at that moment,
-  sorted, keys in 64 bits: an index that has applied all batches so far holds the same, whatever is still in flight.
+  "finished": {id: reason}, "has_work": bool, "queries": n, "hits": n, "preemptions": n}``: ``events`` is the batch that is
+  published with this step (empty: none is), each in vLLM's map form; ``cached`` is ``BlockPool.cached_block_hash_to_block`` at
+  that moment, sorted, keys in 64 bits: an index that has applied all batches so far holds the same, whatever is in flight.
 """
 
 import argparse

@@ -1,0 +1,30 @@
+"""The event loop that every long-running command uses.
+
+Knows that uvloop is used where it is installed, and how a process is asked to stop.
+"""
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run_loop(main: Coroutine[Any, Any, T]) -> T:
+    """Run to the end, on uvloop where there is one."""
+    try:
+        from uvloop import new_event_loop  # noqa: PLC0415 - optional
+    except ImportError:
+        new_event_loop = None  # type: ignore[assignment]
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main)
+
+
+def stop_signal() -> asyncio.Event:
+    """Set by SIGINT or SIGTERM from here on. Call it in the running loop."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    return stop

@@ -1,0 +1,83 @@
+"""Runs in vLLM's interpreter: ``make_tiny_model.py FOLDER`` writes a Llama small enough for two cores and no GPU.
+
+Knows a model's files: two layers, a byte-level BPE vocabulary of 1,024 tokens, a ChatML template, weights from a fixed seed. Its
+answers are nonsense, but they depend on every cached key and value: a wrong block would change them.
+"""
+
+# mypy: ignore-errors
+# The checker's environment has none of these packages, and this file is never imported from there.
+
+import random
+import sys
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+VOCABULARY = 1024
+SPECIAL = ["<s>", "</s>", "<pad>", "<|im_start|>", "<|im_end|>"]
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def corpus():
+    """Made-up sentences: enough repeated syllables for a thousand merges."""
+    draw = random.Random(0)
+    syllables = [first + second for first in "bcdfghklmnprstvw" for second in ("a", "e", "i", "o", "u", "an", "er")]
+    words = ["".join(draw.choices(syllables, k=draw.randint(1, 3))) for _ in range(3000)]
+    for _ in range(4000):
+        yield " ".join(draw.choices(words, k=12)).capitalize() + ".\n"
+
+
+def make_tokenizer():
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(corpus(), trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=SPECIAL[0], eos_token=SPECIAL[1], pad_token=SPECIAL[2]
+    )
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+def make_model():
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=64,
+            max_position_embeddings=8192,
+            bos_token_id=0,
+            eos_token_id=1,
+            pad_token_id=2,
+            architectures=["LlamaForCausalLM"],
+        )
+    )
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            # Far from the usual 0.02: attention must matter, or a wrong cached block would go unnoticed.
+            if weights.dim() == 2:
+                weights.normal_(0, 0.35 if "proj" in name else 0.5)
+    return model
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    make_tokenizer().save_pretrained(folder)
+    make_model().save_pretrained(folder, safe_serialization=True)
