@@ -1,7 +1,7 @@
 """Runs in vLLM's interpreter: ``make_tiny_model.py FOLDER`` writes a Llama small enough for two cores and no GPU.
 
-Knows a model's files: two layers, a byte-level BPE vocabulary of 1,024 tokens, a ChatML template, weights from a fixed seed. Its
-answers are nonsense, but they depend on every cached key and value: a wrong block would change them.
+Knows a model's files: two layers, a byte-level BPE vocabulary of 1,024 tokens, a ChatML template, weights from a fixed seed.
+Its answers are nonsense, but they depend on every cached key and value: a wrong block would change them.
 """
 
 # mypy: ignore-errors

@@ -28,7 +28,7 @@ PORT, EVENT_PORT = 18210, 18220
 MAX_MODEL_LEN = 768
 NUM_BLOCKS = 40
 MAX_BATCHED = 256
-END_OF_TEXT = 1  # of the tiny model
+STOP_TOKEN = 1
 
 NO_TIME = LatencyModel(overhead=0, weights=0, token=0, pair=0, context_token=0)
 
@@ -42,14 +42,14 @@ class Request(msgspec.Struct, frozen=True):
     messages: list[dict[str, str]] | None = None
     salt: str | None = None
     skips_cache: bool = False
-    ignores_eos: bool = True
+    stops: bool = False
 
     def body(self) -> dict[str, Any]:
         body: dict[str, Any] = {"model": MODEL_NAME, "return_token_ids": True, "cache_salt": self.salt}
         limits = {
             "max_tokens": self.max_tokens,
-            "ignore_eos": self.ignores_eos,
-            "stop_token_ids": [] if self.ignores_eos else [END_OF_TEXT],
+            "ignore_eos": True,  # each engine has its own end of text, and this one is both's
+            "stop_token_ids": [STOP_TOKEN] if self.stops else [],
             "prompt_logprobs": 0 if self.skips_cache else None,
         }
         if self.path == "/inference/v1/generate":
@@ -96,7 +96,7 @@ def make_requests(seed: int, count: int) -> Iterator[Request | None]:
             max_tokens=draw.randint(1, 40),
             salt=draw.choice([None, None, None, "a", "b"]),
             skips_cache=draw.random() < 0.1,
-            ignores_eos=draw.random() < 0.5,
+            stops=draw.random() < 0.5,
         )
 
 

@@ -1,0 +1,121 @@
+"""Documents that name settings, flags, metrics, policies, paths or code are held against the code."""
+
+import argparse
+import importlib
+import re
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from balancer import openai
+from balancer.commands import serve
+from balancer.metrics import Metrics
+from balancer.policies import base
+from balancer.service import RouterService
+from balancer.settings import ReplicaSettings, Settings, load
+from balancer.tokens import Tokenizer
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+
+
+def setting_names(struct: Any = Settings, prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for field in msgspec.structs.fields(struct):
+        inner = ReplicaSettings if field.name == "replicas" else field.type
+        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            names += setting_names(inner, f"{prefix}{field.name}.")
+        elif f"{prefix}{field.name}" != "policy.settings":
+            names.append(f"{prefix}{field.name}")
+    return names
+
+
+def test_every_setting_is_documented_and_nothing_else() -> None:
+    documented = re.findall(r"^\| `([a-z_.]+)` \|", (DOCS / "settings.md").read_text(), re.M)
+    assert sorted(documented) == sorted(setting_names())
+
+
+@pytest.mark.parametrize("name", setting_names())
+def test_documented_defaults_are_the_defaults(name: str) -> None:
+    row = re.search(rf"^\| `{re.escape(name)}` \| (.*?) \|", (DOCS / "settings.md").read_text(), re.M)
+    assert row is not None
+    if name.startswith("replicas."):
+        return  # what a replica's settings default to is told by the engine
+    default = reduce(getattr, name.split("."), Settings())
+    shown = row[1].strip("`")
+    expected = "not set" if default is None else msgspec.json.encode(default).decode()
+    assert shown == expected
+
+
+def test_the_example_file_can_be_used() -> None:
+    example = re.search(r"```toml\n(.*?)```", (DOCS / "settings.md").read_text(), re.S)
+    assert example is not None
+    assert len(load(example[1]).replicas) == 2
+
+
+def test_every_flag_of_serve_is_documented() -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    serve.configure(parser)
+    text = (DOCS / "settings.md").read_text()
+    for action in parser._actions:
+        for flag in action.option_strings:
+            assert f"`{flag}" in text, f"{flag} is not in docs/settings.md"
+
+
+def test_every_policy_is_documented_with_its_settings() -> None:
+    text = (DOCS / "policies.md").read_text()
+    documented = re.findall(r"^\| `([a-z_]+)` \|", text, re.M)
+    assert sorted(documented) == base.names()
+    for name in base.names():
+        for field in msgspec.structs.fields(type(base.make(name))):  # type: ignore[arg-type]
+            assert f"`{field.name} = {field.default}`" in text
+
+
+def test_the_policy_of_the_docs_works() -> None:
+    example = re.search(r"```python\n(.*?)```", (DOCS / "policies.md").read_text(), re.S)
+    assert example is not None
+    assert len(example[1].strip().splitlines()) < 20
+    space: dict[str, Any] = {"__name__": "example"}
+    exec(compile(example[1], "policies.md", "exec"), space)
+    policy = space["MostCached"]()
+    from balancer.core import Candidate
+    from indexer.index import ReplicaId
+
+    cold, warm = (Candidate(ReplicaId(name), 100, cached, 0, 0) for name, cached in (("a", 0), ("b", 64)))
+    assert policy.choose([cold, warm], 0.5) is warm
+
+
+def test_every_metric_is_documented_and_nothing_else() -> None:
+    service = RouterService(Settings())
+    service.publishers = dict  # type: ignore[method-assign]
+    service.tokenizer = Tokenizer.__new__(Tokenizer)
+    service.tokenizer.counters = {"asked": 0, "cached": 0, "failed": 0}  # type: ignore[assignment]
+    page = Metrics(service).page().decode()
+    exposed = {
+        f"{name}_total" if kind == "counter" and not name.endswith("_total") else name
+        for name, kind in re.findall(r"^# TYPE (kvlb_\S+) (\w+)$", page, re.M)
+        if not name.endswith("_created")
+    }
+    rows = re.findall(r"^\| `(kvlb_\w+)` \| (\w+) \|", (DOCS / "metrics.md").read_text(), re.M)
+    assert sorted(name for name, _ in rows) == sorted(exposed)
+
+
+def test_code_named_in_documents_exists() -> None:
+    for document in (*DOCS.glob("*.md"), ROOT / "README.md"):
+        for path, name in re.findall(
+            r"`((?:hashing|indexer|balancer|simulations|tests)/[\w/.]+)(?:::([\w.]+))?`", document.read_text()
+        ):
+            assert (ROOT / path).exists(), f"{document.name} names {path}, which is not there"
+            if name:
+                module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+                assert reduce(getattr, name.split("."), module), f"{document.name}: {path} has no {name}"
+
+
+def test_readme_names_the_paths_that_are_forwarded() -> None:
+    text = (ROOT / "README.md").read_text()
+    for path, kind in openai.PATHS.items():
+        if kind is not openai.Kind.OPAQUE:
+            assert f"`{path}`" in text
