@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -122,28 +123,36 @@ async def running(settings: Settings) -> AsyncIterator[tuple[RouterService, str]
     Raises:
         ConfigError: the address cannot be bound.
     """
-    service = RouterService(settings)
-    runner = web.AppRunner(build_app(service), handler_cancellation=True, shutdown_timeout=10, access_log=None)
-    await service.start()
-    try:
-        await runner.setup()
-        site = web.TCPSite(runner, settings.server.host, settings.server.port, backlog=4096, reuse_address=True)
+    with _bind(settings) as listener:
+        service = RouterService(settings)
+        runner = web.AppRunner(build_app(service), handler_cancellation=True, shutdown_timeout=10, access_log=None)
+        await service.start()
         try:
-            await site.start()
-        except OSError as error:
-            raise _not_bound(settings, error) from error
-        host, port = runner.addresses[0][:2]
-        yield service, f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    finally:
-        await runner.cleanup()
-        await service.stop()
+            await runner.setup()
+            await web.SockSite(runner, listener, backlog=4096).start()
+            host, port = listener.getsockname()[:2]
+            yield service, f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        finally:
+            await runner.cleanup()
+            await service.stop()
+
+
+def _bind(settings: Settings) -> socket.socket:
+    """The listening socket: bound before anything else is started, so that its error is the only line."""
+    server = settings.server
+    try:
+        family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+        return socket.create_server((server.host, server.port), family=family, backlog=4096)
+    except OSError as error:
+        raise _not_bound(settings, error) from error
 
 
 def _not_bound(settings: Settings, error: OSError) -> ConfigError:
     where = f"{settings.server.host}:{settings.server.port}"
     if error.errno == errno.EADDRINUSE:
         return ConfigError(f"server.port: {where} is in use; choose another one with --port")
-    return ConfigError(f"server.host: cannot listen on {where}: {error.strerror}")
+    reason = (error.strerror or str(error)).partition(" (while")[0]
+    return ConfigError(f"server.host: cannot listen on {where}: {reason}; give an address of this machine with --host")
 
 
 command = Command(

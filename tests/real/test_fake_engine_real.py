@@ -28,7 +28,7 @@ PORT, EVENT_PORT = 18210, 18220
 MAX_MODEL_LEN = 768
 NUM_BLOCKS = 40
 MAX_BATCHED = 256
-STOP_TOKEN = 1
+STOP_TOKENS = list(range(900, 960))
 
 NO_TIME = LatencyModel(overhead=0, weights=0, token=0, pair=0, context_token=0)
 
@@ -49,7 +49,7 @@ class Request(msgspec.Struct, frozen=True):
         limits = {
             "max_tokens": self.max_tokens,
             "ignore_eos": True,  # each engine has its own end of text, and this one is both's
-            "stop_token_ids": [STOP_TOKEN] if self.stops else [],
+            "stop_token_ids": STOP_TOKENS if self.stops else [],
             "prompt_logprobs": 0 if self.skips_cache else None,
         }
         if self.path == "/inference/v1/generate":
