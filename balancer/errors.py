@@ -8,6 +8,7 @@ asserts. Errors of libraries are translated into these at the edge, in one place
     `-- RequestError       reaches the client as an OpenAI error object
         |-- BadRequest         400  the body cannot be used as it is
         |-- BodyTooLarge       413
+        |-- UnknownEncoding    415
         |-- UnknownModel       404
         |-- UnknownPath        404
         |-- NoReplica          503  nothing can serve this now (with Retry-After)
@@ -49,6 +50,12 @@ class BodyTooLarge(RequestError):
     status = 413
     type = "invalid_request_error"
     code = "body_too_large"
+
+
+class UnknownEncoding(RequestError):
+    status = 415
+    type = "invalid_request_error"
+    code = "unknown_encoding"
 
 
 class UnknownModel(RequestError):

@@ -116,10 +116,13 @@ def read_cache_config(body: bytes) -> tuple[CacheConfig, ...]:
     found: dict[int, CacheConfig] = {}
     # Only the lines of one metric: the whole page is hundreds of kilobytes on a busy engine.
     lines = [line for line in body.decode(errors="replace").splitlines() if line.startswith(CONFIG_METRIC + "{")]
-    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-        for sample in family.samples:
-            rank = _int(sample.labels.get("engine")) or 0
-            found[rank] = _cache_config(rank, sample.labels)
+    try:
+        samples = [each for f in text_string_to_metric_families("\n".join(lines) + "\n") for each in f.samples]
+    except ValueError:  # no metrics page at all
+        return ()
+    for sample in samples:
+        rank = _int(sample.labels.get("engine")) or 0
+        found[rank] = _cache_config(rank, sample.labels)
     return tuple(found[rank] for rank in sorted(found))
 
 

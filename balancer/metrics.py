@@ -146,7 +146,7 @@ class _RouterCollector(Collector):
         counts = CounterMetricFamily(
             "kvlb_events",
             "What happened on the event stream: batches, gaps, replays, replays_unanswered, lost_batches, duplicates, "
-            "events_skipped, malformed_messages, connections.",
+            "events_skipped, malformed_messages, foreign_topics, messages_of_two_connections, connections.",
             labels=["replica", "what"],
         )
         for replica, status in self._service.publishers().items():

@@ -133,10 +133,7 @@ def read(path: str, content_type: str, body: bytes) -> Inbound:
         has_text=not ids and kind is not Kind.GENERATE,
         salt=fields.cache_salt if isinstance(fields.cache_salt, str) and fields.cache_salt else None,
         reads_cache=_reads_cache(fields, sampling),
-        is_comparable=len(ids) <= 1
-        and fields.n in {1, None}
-        and sampling.n in {1, None}
-        and not fields.use_beam_search,
+        is_comparable=len(ids) <= 1 and _is_one(fields.n) and _is_one(sampling.n) and not fields.use_beam_search,
     )
 
 

@@ -16,8 +16,8 @@ from typing import Final
 import aiohttp
 
 from balancer.core import Decision, Outcome, RouteRequest, Truth
-from balancer.errors import NoReplica, UnknownModel
-from balancer.facts import Described, merge_listings
+from balancer.errors import BadRequest, NoReplica, UnknownModel
+from balancer.facts import Described, EventSource, merge_listings
 from balancer.fleet import Status
 from balancer.hashes import PromptHashes
 from balancer.health import Watcher
@@ -25,6 +25,7 @@ from balancer.policies.base import make
 from balancer.router import Router
 from balancer.settings import ReplicaSettings, Settings
 from balancer.tokens import Tokenizer
+from balancer.upstream import open_session
 from hashing.memory import ChainMemory
 from indexer.index import ReplicaId
 from indexer.sources.vllm import EventReader, Publisher, PublisherStatus
@@ -58,16 +59,7 @@ class RouterService:
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        upstream = self.settings.upstream
-        self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=10, keepalive_timeout=30),
-            timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=upstream.connect_timeout_seconds, sock_read=upstream.read_timeout_seconds
-            ),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        )
+        self.session = open_session(self.settings.upstream)
         self.tokenizer = Tokenizer(self.session, self.settings.tokenizer)
         self._reader = EventReader(self._deliver)
         self._tasks.append(asyncio.create_task(self._tick()))
@@ -124,11 +116,20 @@ class RouterService:
             self._changed.clear()
             await self._changed.wait()
 
-    def default_model(self) -> str | None:
-        """The model meant by a request that names none: the only base model there is, else nobody knows."""
+    def default_model(self) -> str:
+        """The model meant by a request that names none: the only base model there is.
+
+        Raises:
+            BadRequest: there are several.
+            NoReplica: no endpoint has answered yet.
+        """
         adapters = {adapter.name for live in self.router.fleet for adapter in live.replica.adapters}
         base = [model for model in self.router.fleet.models() if model not in adapters]
-        return base[0] if len(base) == 1 else None
+        if not base:
+            raise NoReplica("no replica has answered yet, and the request names no model", retry_after=5)
+        if len(base) > 1:
+            raise BadRequest(f"model: missing; it must be one of: {', '.join(base)}", param="model")
+        return base[0]
 
     def models(self) -> list[dict[str, object]]:
         """``/v1/models`` of the whole fleet."""
@@ -169,13 +170,23 @@ class RouterService:
                 self._publishers.pop(live.replica.id, None)
                 self._reader.remove(live.replica.id)
                 self.router.remove(live.replica.id)
-        known = self._reader.status()
         for each in described:
             self.router.put(each.replica)
             for warning in each.warnings:
                 log.warning("%s: %s", each.replica.id, warning)
-            if each.source is not None and each.replica.id not in known:
-                self._reader.add(Publisher(each.replica.id, each.source.events, each.source.replay, each.source.topic))
+            self._follow(each.replica.id, each.source)
+
+    def _follow(self, replica: ReplicaId, source: EventSource | None) -> None:
+        """Subscribe to what the replica publishes now; it may have moved with a restart."""
+        known = self._publishers.pop(replica, None)
+        wanted = None if source is None else Publisher(replica, source.events, source.replay, source.topic)
+        if known is not None and known != wanted:
+            self._reader.remove(replica)
+            self.router.observe(replica, [Forget("its events come from elsewhere now")])
+        if wanted is not None:
+            self._publishers[replica] = wanted
+            if known != wanted:
+                self._reader.add(wanted)
 
     def _status(self, endpoint: str, status: Status) -> None:
         for live in list(self.router.fleet):

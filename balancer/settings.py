@@ -5,6 +5,7 @@ says what would be right.
 """
 
 import difflib
+import math
 import re
 import tomllib
 from typing import Any
@@ -133,6 +134,8 @@ def convert(tree: dict[str, Any]) -> Settings:
         settings = msgspec.convert(tree, Settings)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error))) from error
+    roots = [msgspec.structs.replace(replica, url=replica.url.rstrip("/")) for replica in settings.replicas]
+    settings = msgspec.structs.replace(settings, replicas=tuple(roots))
     _check(settings)
     return settings
 
@@ -179,8 +182,14 @@ def _check(settings: Settings) -> None:
     if not 0 <= settings.server.port <= 65535:
         raise ConfigError(f"server.port: {settings.server.port} is not a port; use 1 to 65535, or 0 for any free one")
     for path, value in _positive(settings):
-        if value <= 0:
-            raise ConfigError(f"{path}: {value} is too small; give a number above 0")
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{path}: {value} cannot be used; give a number above 0")
+    for path, size in (
+        ("tokenizer.cache_bytes", settings.tokenizer.cache_bytes),
+        ("hashing.memory_bytes", settings.hashing.memory_bytes),
+    ):
+        if size < 0:
+            raise ConfigError(f"{path}: {size} cannot be used; give a number of bytes, 0 for none")
 
 
 def _positive(settings: Settings) -> list[tuple[str, float]]:
@@ -198,8 +207,8 @@ def _positive(settings: Settings) -> list[tuple[str, float]]:
 
 def check_url(path: str, url: str) -> None:
     """Raise ``ConfigError`` unless this is the address of an OpenAI-compatible server."""
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         is_usable = (
             parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port is None or parts.port > 0)
         )
@@ -207,6 +216,8 @@ def check_url(path: str, url: str) -> None:
         is_usable = False
     if not is_usable or parts.query or parts.fragment:
         raise ConfigError(f"{path}: '{url}' is not an endpoint; give one like http://10.0.0.1:8000")
+    if parts.username is not None:
+        raise ConfigError(f"{path}: it has a name or password in it; give the engines' key as upstream.api_key")
     if parts.path not in {"", "/"}:
         raise ConfigError(f"{path}: '{url}' has a path; give the server's root, like {parts.scheme}://{parts.netloc}")
 

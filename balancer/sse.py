@@ -40,7 +40,7 @@ class StreamWatch:
             self._line(line)
 
     def _line(self, line: bytes) -> None:
-        if not line.startswith(b"data:"):
+        if not line.startswith(b"data:") or len(line) > MAX_EVENT:
             return
         if b'"usage":{' in line or b'"usage": {' in line or b'"finish_reason":"' in line:
             self._merge(read_answer(line[5:].strip()))

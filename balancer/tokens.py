@@ -17,6 +17,7 @@ import xxhash
 
 from balancer.openai import Inbound, Kind
 from balancer.settings import TokenizerSettings
+from balancer.upstream import payload
 
 log = logging.getLogger(__name__)
 
@@ -79,11 +80,11 @@ class Tokenizer:
         try:
             async with asyncio.timeout(self._settings.timeout_seconds):
                 prompts = await self._ask(endpoint, path, inbound, body, headers)
-        except (TimeoutError, aiohttp.ClientError, OSError, msgspec.MsgspecError) as error:
+        except (TimeoutError, aiohttp.ClientError, OSError, OverflowError, msgspec.MsgspecError) as error:
             self.counters["failed"] += 1
             log.debug("%s cannot tokenise a request to %s: %r", endpoint, path, error)
             return ()
-        self.counters["asked"] += 1
+        self.counters["asked" if prompts else "failed"] += 1
         if prompts:
             self._remember(key, prompts)
         return prompts
@@ -112,10 +113,12 @@ class Tokenizer:
         return tuple(array("I", _tokenized.decode(answer).tokens) for _, answer in answers)
 
     async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
-        async with self._session.post(url, data=body, headers=headers) as response:
+        async with self._session.post(url, data=payload(body), headers=headers) as response:
             return response.status, await response.read()
 
     def _remember(self, key: bytes, prompts: Prompts) -> None:
+        # The same text may have been asked for twice at once.
+        self._known_bytes -= _size(self._known.pop(key)) if key in self._known else 0
         self._known[key] = prompts
         self._known_bytes += _size(prompts)
         while self._known_bytes > self._settings.cache_bytes:

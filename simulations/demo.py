@@ -14,7 +14,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -82,9 +83,7 @@ async def _all(args: argparse.Namespace, show: "Display", stop: asyncio.Event) -
     for name in POLICIES:
         is_last = name == POLICIES[-1]
         async with _fleet(name, args.port, show) as gateway:
-            results[name] = await play(
-                load, gateway, MODEL, lambda done, name=name: show.progress(name, done, args.seconds)
-            )
+            results[name] = await play(load, gateway, MODEL, partial(show.progress, name, args.seconds))
             show.clear()
             if is_last:
                 _report(args, load, results)
@@ -219,7 +218,7 @@ class Display:
     def line(self, text: str) -> None:
         self._write(text, "\n" if not self._is_terminal else "")
 
-    def progress(self, policy: str, done: Result, seconds: float) -> None:
+    def progress(self, policy: str, seconds: float, done: Result) -> None:
         if not self._is_terminal:
             return
         share = min(1.0, done.elapsed / seconds)
@@ -266,8 +265,6 @@ def _percent(share: float | None) -> str:
 def _milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1000:.0f} ms"
 
-
-Progress = Callable[[Result], None]
 
 command = Command(
     name="demo",

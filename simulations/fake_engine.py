@@ -1,7 +1,7 @@
 """``kvlb fake-engine``: a vLLM server without a GPU and without a model, which nobody can tell from one by its protocol.
 
-Knows flags, signals and the listening socket. It schedules, caches, evicts and announces as vLLM does, in real time; only the
-words that it says are made up. ``running`` is the same in process, for tests and demonstrations.
+Knows flags and signals. The engine schedules, caches, evicts and announces as vLLM does, in real time; only the words that it
+says are made up. ``running`` is the same in process, for tests and demonstrations.
 """
 
 import argparse
@@ -10,167 +10,17 @@ import contextlib
 import errno
 import signal
 import sys
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-
-from aiohttp import web
+from collections.abc import Iterator
 
 from balancer.commands import Command
 from balancer.errors import ConfigError
 from hashing.extras import Lora
-from simulations.fake.app import build_app
 from simulations.fake.config import FakeConfig
-from simulations.fake.rank import Rank, Sampler
+from simulations.fake.engine import FakeEngine, running
 from simulations.fake.releases import NEWEST
-from simulations.fake.server import EngineProcess, speak
 from simulations.latency import LatencyModel
 
-
-class FakeEngine:
-    """A server that can be killed and started again at the same addresses; mutable."""
-
-    def __init__(self, config: FakeConfig, sampler: Sampler = speak) -> None:
-        self.config = config
-        self._sampler = sampler
-        self._process: EngineProcess | None = None
-        self._runner: web.AppRunner | None = None
-
-    # -- life ----------------------------------------------------------------------------------------------------------
-
-    async def start(self) -> None:
-        """Begin a life, with an empty cache. Ports of 0 are chosen once and kept from then on.
-
-        Raises:
-            OSError: an address is in use, or cannot be bound.
-        """
-        self._process = EngineProcess(self.config, self._sampler)
-        self._runner = web.AppRunner(
-            build_app(lambda: self.process), handler_cancellation=True, shutdown_timeout=5, access_log=None
-        )
-        try:
-            await self._runner.setup()
-            await web.TCPSite(self._runner, self.config.host, self.config.port, backlog=1024).start()
-        except OSError:
-            await self._end()
-            raise
-        self._keep_ports()
-
-    def _keep_ports(self) -> None:
-        assert self._runner is not None
-        publisher = self.process.ranks[0].publisher
-        ports: list[int | None] = [None, None]
-        if publisher is not None and self.config.data_parallel_size == 1:
-            ports = [_port(publisher.events), _port(publisher.replay)]
-        elif publisher is not None:
-            ports = [self.config.event_port, self.config.replay_port]
-        self.config = self.config.with_ports(self._runner.addresses[0][1], *ports)
-
-    async def kill(self) -> None:
-        """End this life as a crash does: connections break, nothing is said, the ports are free when this returns."""
-        assert self._runner is not None
-        server = self._runner.server
-        for connection in list(server.connections) if server is not None else ():
-            if connection.transport is not None:
-                connection.transport.abort()
-        await self._end()
-
-    async def stop(self) -> None:
-        """End this life as SIGTERM does: after ``shutdown_timeout``, what still runs is answered with reason "abort"."""
-        await self.process.drain(self.config.shutdown_timeout)
-        await self._end()
-
-    async def _end(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-        if self._process is not None:
-            await self._process.close()
-        self._runner = self._process = None
-
-    @property
-    def is_running(self) -> bool:
-        return self._process is not None
-
-    @property
-    def process(self) -> EngineProcess:
-        """The life that goes on now."""
-        if self._process is None:
-            raise RuntimeError("the engine is not running")
-        return self._process
-
-    # -- where it is ---------------------------------------------------------------------------------------------------
-
-    @property
-    def url(self) -> str:
-        return f"http://{_bracketed(self.config.host)}:{self.config.port}"
-
-    def events(self, rank: int = 0) -> str:
-        """Where to subscribe to a rank's events."""
-        publisher = self.rank(rank).publisher
-        assert publisher is not None, "it publishes no events"
-        return publisher.events
-
-    def replay(self, rank: int = 0) -> str | None:
-        """Where to ask for a rank's last batches."""
-        publisher = self.rank(rank).publisher
-        return None if publisher is None else publisher.replay
-
-    # -- for tests -----------------------------------------------------------------------------------------------------
-
-    def rank(self, number: int = 0) -> Rank:
-        return self.process.ranks[number]
-
-    def cached(self, rank: int = 0) -> Counter[int]:
-        """What a rank's cache really holds: each key with its number of blocks."""
-        return self.rank(rank).engine.cached()
-
-    def reset(self, *, reset_running_requests: bool = False) -> bool:
-        """Clear the cache, as ``POST /reset_prefix_cache`` does; announced with the next step."""
-        return self.process.reset_prefix_cache(reset_running_requests=reset_running_requests)
-
-    def hold(self) -> None:
-        """Stop the clock of every rank; ``step`` moves them by hand."""
-        for rank in self.process.ranks:
-            rank.hold()
-
-    def release(self) -> None:
-        """Let the clocks run again."""
-        for rank in self.process.ranks:
-            rank.release()
-
-    def step(self, rank: int = 0) -> bool:
-        """One step of a rank in no time; whether there was anything to do."""
-        return self.rank(rank).step()
-
-    def drop_next_batches(self, count: int, rank: int = 0) -> None:
-        """Lose batches on their way to subscribers; a replay still has them."""
-        publisher = self.rank(rank).publisher
-        assert publisher is not None, "it publishes no events"
-        publisher.drop_next(count)
-
-    def forget_replay(self, rank: int = 0) -> None:
-        """Lose what could be replayed until now."""
-        publisher = self.rank(rank).publisher
-        assert publisher is not None, "it publishes no events"
-        publisher.forget_buffer()
-
-
-@contextlib.asynccontextmanager
-async def running(config: FakeConfig, sampler: Sampler = speak) -> AsyncIterator[FakeEngine]:
-    """A fake engine that listens, until the block is left; killed then.
-
-    Raises:
-        OSError: an address is in use, or cannot be bound.
-    """
-    engine = FakeEngine(config, sampler)
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        if engine.is_running:
-            await engine.kill()
-
-
-# -- the command -------------------------------------------------------------------------------------------------------
+__all__ = ["FakeConfig", "FakeEngine", "command", "running"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -212,6 +62,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--speed", type=float, default=1.0, metavar="FACTOR", help="divide all times by this (default 1)")
     add("--no-render", action="store_true", help="as without vLLM's --enable-scale-out: no render and generate paths")
     add("--no-usage-details", action="store_true", help="as without vLLM's --enable-prompt-tokens-details")
+    add("--api-key", metavar="KEY", help="key that clients must send (default none)")
+    add(
+        "--max-num-queued-reqs",
+        type=int,
+        metavar="N",
+        help="refuse more requests than this with 503 (default no limit)",
+    )
     add(
         "--shutdown-timeout",
         type=float,
@@ -229,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     """
     config = read_config(args)
     with _runner() as runner:
-        runner.run(_serve(config))
+        runner.run(_serve_until_signal(config))
     return 0
 
 
@@ -263,6 +120,8 @@ def read_config(args: argparse.Namespace) -> FakeConfig:
             has_scale_out=not args.no_render,
             has_usage_details=not args.no_usage_details,
             shutdown_timeout=args.shutdown_timeout,
+            api_key=args.api_key,
+            max_num_queued_reqs=args.max_num_queued_reqs,
         )
     except ValueError as error:
         raise ConfigError(f"fake-engine: {error}") from None
@@ -296,11 +155,20 @@ def _runner() -> Iterator[asyncio.Runner]:
         yield runner
 
 
-async def _serve(config: FakeConfig) -> None:
+async def _serve_until_signal(config: FakeConfig) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stop.set)
+    await serve(config, stop)
+
+
+async def serve(config: FakeConfig, stop: asyncio.Event) -> None:
+    """Serve until ``stop`` is set, and end as SIGTERM ends a server.
+
+    Raises:
+        ConfigError: an address cannot be bound.
+    """
     engine = FakeEngine(config)
     try:
         await engine.start()
@@ -317,14 +185,6 @@ def _not_bound(error: OSError) -> ConfigError:
     if error.errno == errno.EADDRINUSE:
         return ConfigError(f"fake-engine: {reason}; choose other ports with --port, --event-port and --replay-port")
     return ConfigError(f"fake-engine: cannot listen: {reason}")
-
-
-def _port(endpoint: str | None) -> int | None:
-    return None if endpoint is None else int(endpoint.rpartition(":")[2])
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 command = Command(

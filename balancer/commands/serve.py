@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from balancer import settings as settings_module
 from balancer.commands import Command
@@ -55,9 +56,20 @@ def run(args: argparse.Namespace) -> int:
         level=args.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(message)s", force=True
     )
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    logging.getLogger("aiohttp.server").addFilter(_shorten)
     settings = read_settings(args)
     run_loop(_serve(settings, args.startup_timeout))
     return 0
+
+
+def _shorten(record: logging.LogRecord) -> bool:
+    """What a client got wrong in HTTP itself is a line in the log, not a traceback of the parser."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        record.msg += f": {' '.join(error.message.split())}"
+        record.exc_info = None
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+    return True
 
 
 def read_settings(args: argparse.Namespace) -> Settings:
@@ -125,7 +137,13 @@ async def running(settings: Settings) -> AsyncIterator[tuple[RouterService, str]
     """
     with _bind(settings) as listener:
         service = RouterService(settings)
-        runner = web.AppRunner(build_app(service), handler_cancellation=True, shutdown_timeout=10, access_log=None)
+        runner = web.AppRunner(
+            build_app(service),
+            handler_cancellation=True,
+            auto_decompress=False,  # gateway.body does it, within the limit and with an answer for what it cannot read
+            shutdown_timeout=10,
+            access_log=None,
+        )
         await service.start()
         try:
             await runner.setup()

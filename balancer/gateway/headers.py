@@ -34,7 +34,7 @@ NOT_TO_REPLICA: Final = HOP_BY_HOP | {"host", "content-length", "content-encodin
 
 def to_replica(headers: CIMultiDictProxy[str], decision: Decision) -> CIMultiDict[str]:
     """The client's headers, as the chosen replica shall see them."""
-    kept = _without(headers, NOT_TO_REPLICA)
+    kept = _spelt_alike(_without(headers, NOT_TO_REPLICA))
     if decision.replica.ranks > 1:
         kept[RANK] = str(decision.replica.rank)
     return kept
@@ -58,6 +58,12 @@ def for_questions(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
         kept["Authorization"] = headers["Authorization"]
     kept["Content-Type"] = "application/json"
     return kept
+
+
+def _spelt_alike(headers: CIMultiDict[str]) -> CIMultiDict[str]:
+    """The same, with repeated fields spelt as the first of them: of "x-a" and "X-A", aiohttp 3.14 sends only the last."""
+    spelling: dict[str, str] = {}
+    return CIMultiDict((spelling.setdefault(name.lower(), name), value) for name, value in headers.items())
 
 
 def _without(headers: CIMultiDictProxy[str], dropped: Iterable[str]) -> CIMultiDict[str]:

@@ -13,22 +13,23 @@ from typing import Final
 import aiohttp
 import msgspec
 from aiohttp import web
+from yarl import URL
 
 from balancer import openai
 from balancer.core import Decision, Outcome, RouteRequest, Truth
 from balancer.errors import (
-    BadRequest,
-    BodyTooLarge,
     NoReplica,
     RequestError,
     UpstreamFailed,
     UpstreamTimeout,
 )
 from balancer.gateway import headers
+from balancer.gateway.body import read
 from balancer.metrics import Metrics
 from balancer.openai import Inbound
 from balancer.service import RouterService
 from balancer.sse import BodyWatch, StreamWatch
+from balancer.upstream import payload
 from indexer.index import ReplicaId
 
 log = logging.getLogger(__name__)
@@ -50,29 +51,15 @@ class Proxy:
         path = canonical(request.path)
         started = asyncio.get_running_loop().time()
         try:
-            body = await self._read(request)
+            body = await read(request, self._settings.server.max_body_bytes)
             inbound = openai.read(path, request.content_type, body)
             name = inbound.model if inbound.model is not None else self._service.default_model()
-            if name is None:
-                raise BadRequest("model: missing, and more than one model is served here", param="model")
             wanted = await self._request(request, path, inbound, name, body)
             response = await self._forward(request, path, wanted, body, started)
         except RequestError as error:
             self._metrics.refused(path, error)
             return error_response(error)
         return response
-
-    async def _read(self, request: web.Request) -> bytes:
-        limit = self._settings.server.max_body_bytes
-        too_large = f"the body is larger than {limit:,} bytes; the limit is server.max_body_bytes"
-        if (request.content_length or 0) > limit:
-            raise BodyTooLarge(too_large)
-        try:
-            return await request.read()
-        except web.HTTPRequestEntityTooLarge:
-            raise BodyTooLarge(too_large) from None
-        except aiohttp.http_exceptions.HttpProcessingError as error:
-            raise BadRequest(f"the body cannot be read: {error.message}") from error
 
     async def _request(
         self, request: web.Request, path: str, inbound: Inbound, model: str, body: bytes
@@ -123,6 +110,10 @@ class _Unreachable(Exception):
     """No byte of an answer came: another replica may be tried."""
 
 
+class _BrokenOff(Exception):
+    """An answer ended before its end."""
+
+
 class _Attempt:
     """One request at one replica, from its lease to its release."""
 
@@ -146,11 +137,14 @@ class _Attempt:
             await self._service.release(self._decision.lease, self._outcome, self._truth)
 
     async def _exchange(self, request: web.Request, body: bytes, started: float) -> web.StreamResponse:
-        endpoint = self._decision.replica.endpoint
-        url = endpoint + self._path + (f"?{request.query_string}" if request.query_string else "")
+        query = request.rel_url.raw_query_string
+        url = URL(self._decision.replica.endpoint + self._path + (f"?{query}" if query else ""), encoded=True)
         try:
             upstream = await self._service.session.post(
-                url, data=body, headers=headers.to_replica(request.headers, self._decision), allow_redirects=False
+                url,
+                data=payload(body),
+                headers=headers.to_replica(request.headers, self._decision),
+                allow_redirects=False,
             )
         except aiohttp.SocketTimeoutError as error:
             if isinstance(error, aiohttp.ConnectionTimeoutError):
@@ -181,38 +175,50 @@ class _Attempt:
         )
         is_stream = upstream.content_type == "text/event-stream"
         watch = StreamWatch() if is_stream else BodyWatch()
-        await response.prepare(request)
         is_first = True
         try:
-            async for chunk in upstream.content.iter_any():
+            await response.prepare(request)
+            while chunk := await _next_chunk(upstream):
                 if is_first:
                     is_first = False
                     await self._service.started(self._decision.lease)
                     self._metrics.first_byte(self._model, asyncio.get_running_loop().time() - started)
                 watch.feed(chunk)
                 await response.write(chunk)
-        except (aiohttp.ClientError, TimeoutError) as error:
-            await self._broken(request, response, error, is_stream=is_stream)
+            await response.write_eof()
+        except _BrokenOff as error:
+            await self._broken_off(request, response, error, is_stream=is_stream)
             return response
         except ConnectionResetError:
             self._outcome = Outcome.CANCELLED  # the client went away between two chunks
             return response
         self._truth = watch.truth()
         self._outcome = Outcome.OK if upstream.status < 400 else Outcome.ERROR
-        await response.write_eof()
         return response
 
-    async def _broken(
+    async def _broken_off(
         self, request: web.Request, response: web.StreamResponse, error: Exception, *, is_stream: bool
     ) -> None:
         """The replica broke off in the middle: the client must not take what it has for the whole."""
-        log.warning("%s: broke off in the middle of an answer: %r", self._decision.replica.id, error)
+        log.warning("%s: broke off in the middle of an answer: %s", self._decision.replica.id, error)
         if is_stream:
             told = UpstreamFailed(f"replica {self._decision.replica.id} broke off in the middle of the answer")
             with contextlib.suppress(ConnectionResetError):
                 await response.write(b"\n\ndata: " + openai.error_body(told) + b"\n\n")
         if request.transport is not None:
             request.transport.close()
+
+
+async def _next_chunk(upstream: aiohttp.ClientResponse) -> bytes:
+    """What has come of the answer; empty at its end.
+
+    Raises:
+        _BrokenOff: the replica, or the connection to it. An error of the client's connection is never taken for that.
+    """
+    try:
+        return await upstream.content.readany()
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise _BrokenOff(repr(error)) from error
 
 
 def canonical(path: str) -> str:

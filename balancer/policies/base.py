@@ -72,6 +72,8 @@ def make(name: str, settings: dict[str, Any] | None = None) -> Policy:
         ConfigError: there is no such policy, or a setting is not one of its fields or not of its type.
     """
     cls = _find(name)
+    if not (isinstance(cls, type) and issubclass(cls, msgspec.Struct) and hasattr(cls, "choose")):
+        raise ConfigError(f"policy.name: {name!r} is no policy; it must be a msgspec.Struct with a method choose")
     try:
         return msgspec.convert(settings or {}, cls)
     except msgspec.ValidationError as error:
@@ -84,7 +86,7 @@ def _find(name: str) -> type[Policy]:
         module, _, attribute = name.partition(":")
         try:
             found: type[Policy] = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
+        except Exception as error:  # whatever a module of somebody else does when it is imported
             raise ConfigError(f"policy.name: cannot load {name!r}: {error}; give package.module:Class") from error
         return found
     _load_all()

@@ -372,7 +372,8 @@ class EventReader:
             return
         self._next_tick = now + TICK
         for subscription in list(self._subscriptions.values()):
-            self._guarded(subscription, self._tick_one)
+            if subscription not in self._unread:  # else the silence is ours, not the publisher's
+                self._guarded(subscription, self._tick_one)
         for due, publisher in list(self._failed.values()):
             if now >= due:
                 self._add(publisher)

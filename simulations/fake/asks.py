@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 import msgspec
 
-from simulations.fake.rank import Sample
+from simulations.fake.samples import Sample
 from simulations.fake.tokenizer import VOCABULARY, Tokenizer
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -34,7 +34,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """A request, understood.
 
     ``prompts`` are token ids. ``max_tokens`` is None where the client sets no limit; then ``default_max_tokens`` is the limit
-    of the API, and None again where that is the context. ``request_id`` is what the body names.
+    of the API, and None again where that is the context. ``request_id`` is what the body names, and
+    ``extra_args`` only decorates what is rendered.
     """
 
     model: str | None
@@ -53,6 +54,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     request_id: str | None = None
+    extra_args: dict[str, Any] | None = None
 
 
 class Answer:
@@ -76,11 +78,19 @@ class Answer:
         self._number += 1
         return self._number - 1
 
-    def text(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special=True)
+    def text(self, sample: Sample, tokens: Sequence[int]) -> str:
+        """What the sample's tokens say; a token that ended it says nothing."""
+        has_stopped = sample.finish_reason == "stop" and len(tokens) > 0
+        return self._tokenizer.decode(tokens[:-1] if has_stopped else tokens, skip_special=True)
+
+    def stop_reason(self, sample: Sample) -> int | None:
+        """The token that ended the sample, if the client named it; None for the model's own end of text."""
+        if sample.finish_reason != "stop" or sample.tokens[-1] == self._tokenizer.end_of_text:
+            return None
+        return sample.tokens[-1]
 
     def prompt_logprobs(self, prompt: Sequence[int]) -> list[Any] | None:
-        """Log-probabilities of a prompt, if they were asked for: every token was the likeliest, says a model without weights."""
+        """Log-probabilities of a prompt, if they were asked for: without weights, every token is the likeliest."""
         if not self.ask.has_prompt_logprobs:
             return None
         rest = ({str(token): self._logprob(token)} for token in prompt[1:])
@@ -142,6 +152,12 @@ class Api(Protocol):
     def closing(self, answer: Answer) -> list[bytes]:
         """The events after the last token."""
         ...
+
+
+def error_body(error: Refused) -> dict[str, Any]:
+    """The error as OpenAI clients expect it."""
+    fields = {"message": error.message, "type": error.kind, "param": error.param, "code": error.status}
+    return {"error": fields}
 
 
 def sse(chunk: Any) -> bytes:

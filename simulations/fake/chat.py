@@ -10,7 +10,7 @@ import msgspec
 
 from simulations.fake.asks import DONE, Answer, Ask, Refused, check_salt, decode, sse
 from simulations.fake.completions import StreamOptions
-from simulations.fake.rank import Sample
+from simulations.fake.samples import Sample
 from simulations.fake.tokenizer import Tokenizer
 
 
@@ -99,7 +99,7 @@ class Chat:
                 "index": sample.index,
                 "message": {
                     "role": "assistant",
-                    "content": answer.text(sample.tokens),
+                    "content": answer.text(sample, sample.tokens),
                     "refusal": None,
                     "annotations": None,
                     "audio": None,
@@ -108,7 +108,7 @@ class Chat:
                 },
                 "logprobs": None,
                 "finish_reason": sample.finish_reason,
-                "stop_reason": None,
+                "stop_reason": answer.stop_reason(sample),
                 "token_ids": sample.tokens if returns_tokens else None,
                 "routed_experts": None,
             }
@@ -135,35 +135,35 @@ class Chat:
         }
 
     def delta(self, answer: Answer, sample: Sample, is_first: bool) -> list[bytes]:
-        ask, tokens = answer.ask, sample.read()
-        choice = {
+        # What is said before the first token counts none of them.
+        opening = [self._opening(answer, sample)] if is_first else []
+        tokens = sample.read()
+        choice: dict[str, Any] = {
             "index": sample.index,
-            "delta": {"content": answer.text(tokens)},
+            "delta": {"content": answer.text(sample, tokens)},
             "logprobs": None,
             "finish_reason": sample.finish_reason,
         }
         if sample.finish_reason:
-            choice["stop_reason"] = None
-        if ask.returns_tokens:
-            choice["token_ids"] = tokens
+            choice["stop_reason"] = answer.stop_reason(sample)
+        choice["token_ids"] = tokens if answer.ask.returns_tokens else None
         chunk = {**self._chunk(answer), "choices": [choice]}
-        if ask.has_continuous_usage:
-            chunk["usage"] = answer.counts()
-        if sample.finish_reason and not ask.has_usage:
+        if answer.ask.has_continuous_usage:
+            chunk["usage"] = {**answer.counts(), "completion_tokens_details": None}
+        if sample.finish_reason and not answer.ask.has_usage:
             chunk["system_fingerprint"] = answer.fingerprint
-        return [self._opening(answer, sample), sse(chunk)] if is_first else [sse(chunk)]
+        return [*opening, sse(chunk)]
 
     def _opening(self, answer: Answer, sample: Sample) -> bytes:
-        choice = {
-            "index": sample.index,
-            "delta": {"role": "assistant", "content": ""},
-            "logprobs": None,
-            "finish_reason": None,
-        }
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": sample.index, "delta": delta, "logprobs": None, "finish_reason": None}
         chunk = {**self._chunk(answer), "choices": [choice]}
-        if answer.ask.returns_tokens:
-            chunk["prompt_token_ids"] = sample.prompt
-            chunk["prompt_text"] = None
+        if answer.ask.has_continuous_usage:
+            prompt = answer.prompt_tokens
+            counts = {"prompt_tokens": prompt, "total_tokens": prompt, "completion_tokens": 0}
+            chunk["usage"] = {**counts, "completion_tokens_details": None}
+        chunk["prompt_token_ids"] = sample.prompt if answer.ask.returns_tokens else None
+        chunk["prompt_text"] = None
         return sse(chunk)
 
     def closing(self, answer: Answer) -> list[bytes]:

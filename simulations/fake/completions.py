@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from simulations.fake.asks import DONE, Answer, Ask, Refused, check_salt, check_tokens, decode, sse
-from simulations.fake.rank import Sample
+from simulations.fake.samples import Sample
 from simulations.fake.tokenizer import Tokenizer
 
 _NULL = msgspec.Raw(b"null")
@@ -96,10 +96,10 @@ class Completions:
         choices = [
             {
                 "index": index,
-                "text": answer.text(sample.tokens),
+                "text": answer.text(sample, sample.tokens),
                 "logprobs": None,
                 "finish_reason": sample.finish_reason,
-                "stop_reason": None,
+                "stop_reason": answer.stop_reason(sample),
                 "token_ids": sample.tokens if returns_tokens else None,
                 "prompt_logprobs": answer.prompt_logprobs(sample.prompt),
                 "prompt_token_ids": sample.prompt if returns_tokens else None,
@@ -127,10 +127,10 @@ class Completions:
         chunk["choices"] = [
             {
                 "index": sample.index,
-                "text": answer.text(tokens),
+                "text": answer.text(sample, tokens),
                 "logprobs": None,
                 "finish_reason": sample.finish_reason,
-                "stop_reason": None,
+                "stop_reason": answer.stop_reason(sample),
                 "prompt_token_ids": sample.prompt if ask.returns_tokens and is_first else None,
                 "token_ids": tokens if ask.returns_tokens else None,
             }

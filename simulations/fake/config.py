@@ -21,7 +21,8 @@ class FakeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     ``event_port`` and ``replay_port`` are those of data-parallel rank 0, each further rank has the next one; None means that
     there are no events, or no replay. ``num_gpu_blocks`` is for each rank. ``speed`` divides all times: 10 is ten times as
-    fast. ``answer_tokens`` is when the model ends by itself, where a request sets no limit.
+    fast. ``answer_tokens`` is when the model ends by itself, where a request sets no limit. ``max_num_queued_reqs`` is how many
+    samples may wait and run together before more are refused.
 
     Raises:
         ValueError: a field that cannot be used.
@@ -51,6 +52,8 @@ class FakeConfig(msgspec.Struct, frozen=True, kw_only=True):
     has_usage_details: bool = True
     answer_tokens: int = 128
     shutdown_timeout: float = 0.0
+    api_key: str | None = None
+    max_num_queued_reqs: int | None = None
 
     def __post_init__(self) -> None:
         if not self.model:

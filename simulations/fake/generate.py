@@ -9,7 +9,7 @@ import msgspec
 
 from simulations.fake.asks import DONE, Answer, Ask, Refused, check_salt, check_tokens, decode, sse
 from simulations.fake.completions import StreamOptions
-from simulations.fake.rank import Sample
+from simulations.fake.samples import Sample
 from simulations.fake.tokenizer import Tokenizer
 
 
@@ -106,13 +106,13 @@ class Generate:
         choice: dict[str, Any] = {
             "index": sample.index,
             "finish_reason": sample.finish_reason,
-            "stop_reason": None,
+            "stop_reason": answer.stop_reason(sample),
             "token_ids": tokens,
             "routed_experts": None,
             "sampling_mask": None,
             "weight_versions": versions if sample.finish_reason else None,
         }
         if answer.ask.returns_text:
-            choice["text"] = answer.text(tokens)
+            choice["text"] = answer.text(sample, tokens)
         choice["logprobs"] = None
         return choice

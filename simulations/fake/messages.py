@@ -9,7 +9,7 @@ import msgspec
 
 from simulations.fake.asks import Answer, Ask, check_salt, decode, named_sse
 from simulations.fake.chat import Message, Part, render
-from simulations.fake.rank import Sample
+from simulations.fake.samples import Sample
 from simulations.fake.tokenizer import Tokenizer
 
 STOP_REASONS: Final = {"length": "max_tokens", "stop": "end_turn", "abort": None}
@@ -56,14 +56,14 @@ class Messages:
             "id": answer.id,
             "type": "message",
             "role": "assistant",
-            "content": [{"type": "text", "text": answer.text(sample.tokens)}],
+            "content": [{"type": "text", "text": answer.text(sample, sample.tokens)}],
             "model": answer.model,
             "stop_reason": STOP_REASONS[sample.finish_reason or "stop"],
             "usage": self._usage(answer),
         }
 
     def delta(self, answer: Answer, sample: Sample, is_first: bool) -> list[bytes]:
-        text = {"type": "text_delta", "text": answer.text(sample.read())}
+        text = {"type": "text_delta", "text": answer.text(sample, sample.read())}
         event = self._event("content_block_delta", {"delta": text, "index": 0})
         return [*self._opening(answer), event] if is_first else [event]
 

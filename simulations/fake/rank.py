@@ -7,107 +7,18 @@ knows HTTP or text. Between two turns of the loop at most one step is in flight.
 import asyncio
 import time
 from array import array
-from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
 
 import xxhash
 
 from hashing.extras import NO_EXTRAS, Extras
 from simulations.engine import Engine, EngineConfig, EngineRequest, ScheduledStep
 from simulations.fake.encoding import EventEncoder
+from simulations.fake.metrics import RankFigures
+from simulations.fake.pace import Pace
 from simulations.fake.publisher import EventPublisher
+from simulations.fake.samples import FinishReason, Sample, Sampler
 from simulations.latency import LatencyModel
 from simulations.sequences import TokenPrompt
-
-FinishReason: TypeAlias = Literal["stop", "length", "abort"]
-
-Sampler: TypeAlias = Callable[["Sample"], int]
-"""The next token of a sample, of which ``tokens`` are there already."""
-
-
-class Mailbox:
-    """Samples with news for one HTTP request; mutable. One task reads it."""
-
-    def __init__(self) -> None:
-        self._news: dict[Sample, None] = {}
-        self._has_news = asyncio.Event()
-
-    def put(self, sample: "Sample") -> None:
-        self._news[sample] = None
-        self._has_news.set()
-
-    async def get(self) -> list["Sample"]:
-        """The samples that have changed since the last call; waits for the first."""
-        await self._has_news.wait()
-        self._has_news.clear()
-        news, self._news = list(self._news), {}
-        return news
-
-
-class Sample:
-    """One sequence that an engine generates, from request to end; mutable.
-
-    ``external_id`` is the name under which clients can abort it. ``ends_at`` is how many tokens the model has to say where
-    the client sets no limit.
-    """
-
-    __slots__ = (
-        "cached_tokens",
-        "ends_at",
-        "external_id",
-        "finish_reason",
-        "id",
-        "index",
-        "is_streamed",
-        "mailbox",
-        "num_read",
-        "prompt",
-        "seed",
-        "tokens",
-    )
-
-    def __init__(
-        self,
-        external_id: str,
-        index: int,
-        prompt: Sequence[int],
-        mailbox: Mailbox,
-        *,
-        is_streamed: bool,
-        ends_at: int | None,
-    ) -> None:
-        self.id = ""
-        self.external_id = external_id
-        self.index = index
-        self.prompt = prompt
-        self.mailbox = mailbox
-        self.is_streamed = is_streamed
-        self.ends_at = ends_at
-        self.seed = 0
-        self.tokens: list[int] = []
-        self.num_read = 0
-        self.cached_tokens: int | None = None
-        self.finish_reason: FinishReason | None = None
-
-    def read(self) -> list[int]:
-        """The tokens since the last call."""
-        new = self.tokens[self.num_read :]
-        self.num_read = len(self.tokens)
-        return new
-
-
-class Figures:
-    """What a rank exports as metrics; mutable. Gauges are as of the last step: vLLM's freeze while it is idle, too."""
-
-    __slots__ = ("finished", "generation_tokens", "kv_cache_usage", "num_running", "num_waiting", "prompt_tokens")
-
-    def __init__(self) -> None:
-        self.num_running = 0
-        self.num_waiting = 0
-        self.kv_cache_usage = 0.0
-        self.prompt_tokens = 0
-        self.generation_tokens = 0
-        self.finished = {"stop": 0, "length": 0, "abort": 0}
 
 
 class Rank:
@@ -127,7 +38,6 @@ class Rank:
         self.number = number
         self.engine = Engine(config)
         self.publisher = publisher
-        self.figures = Figures()
         self._latency = latency
         self._speed = speed
         self._sampler = sampler
@@ -137,6 +47,11 @@ class Rank:
         self._num_added = 0
         self._is_held = False
         self._has_work = asyncio.Event()
+        self._pace = Pace()
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+        self._finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0}
+        self._measured = (0, 0, 0.0)
         self._has_no_samples = asyncio.Event()
         self._has_no_samples.set()
 
@@ -158,6 +73,7 @@ class Rank:
         """
         self._num_added += 1
         sample.id = f"{sample.external_id}-{self._num_added}"
+        sample.rank = self.number
         sample.seed = xxhash.xxh3_64_intdigest(array("Q", sample.prompt).tobytes(), sample.index)
         self.engine.add(
             EngineRequest(
@@ -194,6 +110,11 @@ class Rank:
             self.abort(sample)
         return len(samples)
 
+    @property
+    def num_samples(self) -> int:
+        """How many wait or run."""
+        return len(self._samples)
+
     async def wait_idle(self) -> None:
         """Return once no request waits or runs."""
         await self._has_no_samples.wait()
@@ -211,9 +132,11 @@ class Rank:
             await self._has_work.wait()
             if self._is_held or not self.engine.has_work:
                 self._has_work.clear()
+                self._pace.rest()
                 continue
             step = self._schedule()
-            await asyncio.sleep(self._latency.seconds(step.workload) / self._speed)
+            seconds = self._latency.seconds(step.workload) / self._speed
+            await asyncio.sleep(self._pace.wait(seconds, asyncio.get_running_loop().time()))
             if self._in_flight is step:
                 self._complete(step)
 
@@ -245,7 +168,7 @@ class Rank:
         for name, cached_tokens in result.cached_tokens.items():
             sample = self._samples[name]
             sample.cached_tokens = cached_tokens
-            self.figures.prompt_tokens += len(sample.prompt)
+            self._prompt_tokens += len(sample.prompt)
         for name, token in result.tokens.items():
             sample = self._samples[name]
             sample.tokens.append(token)
@@ -254,24 +177,37 @@ class Rank:
                 self._finish(sample, result.finished[name])
             elif sample.is_streamed:
                 sample.mailbox.put(sample)
-        self._measure(len(result.tokens))
+        self._generation_tokens += len(result.tokens)
+        self._measured = (self.engine.num_running, self.engine.num_waiting, self.engine.kv_cache_usage)
 
     def _sample(self, name: str) -> int:
         return self._sampler(self._samples[name])
 
     def _finish(self, sample: Sample, reason: FinishReason) -> None:
         sample.finish_reason = reason
-        self.figures.finished[reason] += 1
+        if reason != "abort":  # vLLM 0.32 has the series and does not count them
+            self._finished[reason] += 1
         sample.mailbox.put(sample)
         if not self._samples:
             self._has_no_samples.set()
 
-    def _measure(self, num_tokens: int) -> None:
-        figures, engine = self.figures, self.engine
-        figures.generation_tokens += num_tokens
-        figures.num_running = engine.num_running
-        figures.num_waiting = engine.num_waiting
-        figures.kv_cache_usage = engine.kv_cache_usage
+    # -- what it tells -------------------------------------------------------------------------------------------------
+
+    def figures(self) -> RankFigures:
+        """Its metrics. Gauges are as of the last step: vLLM's freeze while it is idle, too."""
+        num_running, num_waiting, kv_cache_usage = self._measured
+        return RankFigures(
+            rank=self.number,
+            num_running=num_running,
+            num_waiting=num_waiting,
+            kv_cache_usage=kv_cache_usage,
+            prefix_cache_queries=self.engine.prefix_cache_queries,
+            prefix_cache_hits=self.engine.prefix_cache_hits,
+            num_preemptions=self.engine.num_preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            finished=dict(self._finished),
+        )
 
     # -- ending --------------------------------------------------------------------------------------------------------
 

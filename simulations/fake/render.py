@@ -60,6 +60,7 @@ def _sampling_params(ask: Ask, room: int) -> dict[str, Any]:
         **params,
         "output_kind": 2,
         "skip_clone": True,
+        **({} if ask.extra_args is None else {"extra_args": ask.extra_args}),
         "bad_words": [],
         "skip_reading_prefix_cache": ask.skip_cache,
     }

@@ -10,7 +10,7 @@ import msgspec
 
 from simulations.fake.asks import Answer, Ask, check_salt, decode, named_sse
 from simulations.fake.chat import Message, render
-from simulations.fake.rank import Sample
+from simulations.fake.samples import Sample
 from simulations.fake.tokenizer import Tokenizer
 
 
@@ -41,6 +41,7 @@ class Responses:
             salt=check_salt(fields.cache_salt),
             ignore_eos=fields.ignore_eos,
             request_id=fields.request_id,
+            extra_args={},
         )
 
     def whole(self, answer: Answer) -> dict[str, Any]:
@@ -48,12 +49,12 @@ class Responses:
         is_cut = sample.finish_reason == "length"
         response = self._response(answer, "incomplete" if is_cut else "completed")
         response["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
-        response["output"] = [self._item(answer, answer.text(sample.tokens))]
+        response["output"] = [self._item(answer, answer.text(sample, sample.tokens))]
         response["usage"] = self._usage(answer)
         return response
 
     def delta(self, answer: Answer, sample: Sample, is_first: bool) -> list[bytes]:
-        text = answer.text(sample.read())
+        text = answer.text(sample, sample.read())
         where = {**self._content(answer), "logprobs": []}
         event = self._event(answer, "output_text.delta", {**where, "delta": text})
         return [*self._opening(answer), event] if is_first else [event]
@@ -71,7 +72,8 @@ class Responses:
         ]
 
     def closing(self, answer: Answer) -> list[bytes]:
-        text = answer.text(answer.samples[0].tokens)
+        sample = answer.samples[0]
+        text = answer.text(sample, sample.tokens)
         item = self._item(answer, text)
         where = self._content(answer)
         return [

@@ -6,21 +6,31 @@ numbers from 0. Never knows HTTP. All ranks live on one event loop.
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from hashing.extras import Extras
 from simulations.fake.asks import Ask, Refused
 from simulations.fake.config import FakeConfig
 from simulations.fake.encoding import EventEncoder
 from simulations.fake.metrics import RankFigures
-from simulations.fake.publisher import BUFFER_STEPS, HIGH_WATER_MARK, EventPublisher
-from simulations.fake.rank import Mailbox, Rank, Sample, Sampler
+from simulations.fake.publisher import EventPublisher
+from simulations.fake.rank import Rank
+from simulations.fake.samples import Mailbox, Sample, Sampler
 from simulations.fake.tokenizer import Tokenizer
 
+log = logging.getLogger(__name__)
+
 TOKENIZER: Final = Tokenizer()
+
+ENGINE_DEAD: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+
+BUSY: Final = (
+    "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
+)
 
 
 def speak(sample: Sample) -> int:
@@ -28,7 +38,7 @@ def speak(sample: Sample) -> int:
     if sample.ends_at is not None and len(sample.tokens) + 1 >= sample.ends_at:
         return TOKENIZER.end_of_text
     words = TOKENIZER.words
-    # Any fixed odd step walks through all words; the seed decides where from.
+    # 617 is prime, so its steps walk through all words; the seed decides where from.
     return words[(sample.seed + len(sample.tokens) * 617) % len(words)]
 
 
@@ -42,10 +52,11 @@ class EngineProcess:
     def __init__(self, config: FakeConfig, sampler: Sampler) -> None:
         self.config = config
         self.started = time.time()
+        self.is_dead = False
         self.is_draining = False
         self.is_sleeping = False
         self.is_paused = False
-        self.sampler = sampler
+        self._sampler = sampler
         self.ranks: list[Rank] = []
         self._next_rank = 0
         try:
@@ -55,6 +66,8 @@ class EngineProcess:
             self._close_ranks()
             raise
         self._tasks = [asyncio.create_task(rank.run(), name=f"rank {rank.number}") for rank in self.ranks]
+        for task in self._tasks:
+            task.add_done_callback(self._rank_ended)
 
     def _make_rank(self, number: int) -> Rank:
         config = self.config
@@ -78,55 +91,75 @@ class EngineProcess:
             engine,
             latency=config.latency,
             speed=config.speed,
-            sampler=self._sample,
+            sampler=self._sampler,
             publisher=publisher,
             encoder=encoder,
         )
 
-    def _sample(self, sample: Sample) -> int:
-        return self.sampler(sample)
+    def _rank_ended(self, task: "asyncio.Task[None]") -> None:
+        if task.cancelled() or self.is_dead:
+            return
+        log.error("%s has failed, and with it the engine", task.get_name(), exc_info=task.exception())
+        self.is_dead = True
+        self.abort_all()
+
+    def dead(self) -> Refused:
+        """What clients are told when the engine has failed."""
+        return Refused(ENGINE_DEAD, status=500, kind="InternalServerError")
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def start(self, ask: Ask, name: str, pinned: int | None) -> list[Sample]:
-        """Queue all samples of a request on one rank; they share a mailbox.
+        """Queue all samples of a request; they share a mailbox, and may go to different ranks unless one is ``pinned``.
 
         Raises:
-            Refused: the model is unknown, or a prompt or a limit is impossible.
+            Refused: the model is unknown, a prompt or a limit is impossible, or the engine takes no more.
         """
-        model = ask.model or self.config.model
-        lora = self.config.lora(model)
-        if lora is None and model != self.config.model:
-            raise self.unknown_model(model)
         wanted = ask.default_max_tokens if ask.max_tokens is None else ask.max_tokens
         limits = [self._limit(len(prompt), wanted) for prompt in ask.prompts]
-        rank = self._choose(pinned)
-        mailbox = Mailbox()
-        eos = () if ask.ignore_eos else (TOKENIZER.end_of_text,)
-        ends_at = self.config.answer_tokens if wanted is None and not ask.ignore_eos else None
-        if self.is_draining and not self.config.shutdown_timeout:
-            raise Refused("EngineCore encountered an issue.", status=500, kind="InternalServerError")
-        samples = []
-        for number, (prompt, limit) in enumerate(zip(ask.prompts, limits, strict=True)):
-            # A completion has one engine request a prompt, numbered; the other APIs have one.
-            external = f"{name}-{number}" if name.startswith("cmpl-") else name
-            for copy in range(ask.n):
-                sample = Sample(
-                    external, number * ask.n + copy, prompt, mailbox, is_streamed=ask.is_streamed, ends_at=ends_at
-                )
-                samples.append(sample)
-                if self.is_draining:
-                    sample.finish_reason = "abort"
-                    mailbox.put(sample)
-                    continue
-                rank.add(
-                    sample,
-                    max_tokens=limit,
-                    extras=Extras(lora=lora, salt=ask.salt),
-                    skip_cache=ask.skip_cache,
-                    stop_token_ids=eos + ask.stop_token_ids,
-                )
+        if ask.n < 1:
+            raise Refused(f"n must be at least 1, got {ask.n}. (parameter=n, value={ask.n})", param="n")
+        self._check_rank(pinned)
+        self._check_admission(len(ask.prompts) * ask.n)
+        extras = Extras(lora=self.config.lora(ask.model or self.config.model), salt=ask.salt)
+        stop_token_ids = ask.stop_token_ids if ask.ignore_eos else (*ask.stop_token_ids, TOKENIZER.end_of_text)
+        samples = self._samples(ask, name, ends_by_itself=wanted is None and not ask.ignore_eos)
+        for sample in samples:
+            if self.is_draining:
+                sample.finish_reason = "abort"
+                sample.mailbox.put(sample)
+                continue
+            self._choose(pinned).add(
+                sample,
+                max_tokens=limits[sample.index // ask.n],
+                extras=extras,
+                skip_cache=ask.skip_cache,
+                stop_token_ids=stop_token_ids,
+            )
         return samples
+
+    def _samples(self, ask: Ask, name: str, *, ends_by_itself: bool) -> list[Sample]:
+        mailbox = Mailbox()
+        return [
+            Sample(
+                # A completion has one engine request a prompt, numbered; the other APIs have one.
+                f"{name}-{number}" if name.startswith("cmpl-") else name,
+                number * ask.n + copy,
+                prompt,
+                mailbox,
+                is_streamed=ask.is_streamed,
+                ends_at=self.config.answer_tokens if ends_by_itself else None,
+            )
+            for number, prompt in enumerate(ask.prompts)
+            for copy in range(ask.n)
+        ]
+
+    def _check_admission(self, count: int) -> None:
+        if self.is_dead or (self.is_draining and not self.config.shutdown_timeout):
+            raise self.dead()
+        most = self.config.max_num_queued_reqs
+        if most is not None and count + sum(rank.num_samples for rank in self.ranks) > most:
+            raise Refused(BUSY, status=503, kind="Service Unavailable")
 
     def unknown_model(self, model: str) -> Refused:
         names = ", ".join([self.config.model, *(lora.name for lora in self.config.loras)])
@@ -149,20 +182,24 @@ class EngineProcess:
             raise Refused(message, param="max_tokens")
         return limit
 
-    def _choose(self, pinned: int | None) -> Rank:
+    def _check_rank(self, pinned: int | None) -> None:
         count = len(self.ranks)
-        if pinned is not None and self.config.release.has_rank_header:
-            if not 0 <= pinned < count:
-                raise Refused(f"data_parallel_rank {pinned} is out of range [0, {count}).")
+        if pinned is not None and not 0 <= pinned < count:
+            raise Refused(f"data_parallel_rank {pinned} is out of range [0, {count}).")
+
+    def _choose(self, pinned: int | None) -> Rank:
+        if pinned is not None:
             return self.ranks[pinned]
         # Ties go round, as they do in vLLM.
+        count = len(self.ranks)
         self._next_rank = (self._next_rank + 1) % count
         return min(self.ranks, key=lambda rank: (rank.load, (rank.number - self._next_rank) % count))
 
     def abort(self, samples: Iterable[Sample]) -> None:
+        """End those that have not ended yet."""
         for sample in samples:
-            for rank in self.ranks:
-                rank.abort(sample)
+            if sample.rank is not None:
+                self.ranks[sample.rank].abort(sample)
 
     def abort_external(self, names: Iterable[str]) -> int:
         """End the engine requests with these names. Returns how many samples that were."""
@@ -219,41 +256,8 @@ class EngineProcess:
         for rank in self.ranks:
             await rank.wait_idle()
 
-    # -- what it tells -------------------------------------------------------------------------------------------------
-
-    def event_sources(self) -> dict[str, dict[str, Any]]:
-        """``GET /kv_event_sources``: as configured, wildcards included."""
-        return {
-            str(rank.number): {
-                "enable_kv_cache_events": True,
-                "publisher": "zmq",
-                "endpoint": _wildcard(rank.publisher.events),
-                "replay_endpoint": None if rank.publisher.replay is None else _wildcard(rank.publisher.replay),
-                "buffer_steps": BUFFER_STEPS,
-                "hwm": HIGH_WATER_MARK,
-                "max_queue_size": HIGH_WATER_MARK,
-                "topic": self.config.topic,
-            }
-            for rank in self.ranks
-            if rank.publisher is not None
-        }
-
     def figures(self) -> list[RankFigures]:
-        return [
-            RankFigures(
-                rank=rank.number,
-                num_running=rank.figures.num_running,
-                num_waiting=rank.figures.num_waiting,
-                kv_cache_usage=rank.figures.kv_cache_usage,
-                prefix_cache_queries=rank.engine.prefix_cache_queries,
-                prefix_cache_hits=rank.engine.prefix_cache_hits,
-                num_preemptions=rank.engine.num_preemptions,
-                prompt_tokens=rank.figures.prompt_tokens,
-                generation_tokens=rank.figures.generation_tokens,
-                finished=rank.figures.finished,
-            )
-            for rank in self.ranks
-        ]
+        return [rank.figures() for rank in self.ranks]
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
@@ -269,9 +273,6 @@ class EngineProcess:
 
 
 def _address(host: str, port: int, rank: int) -> str:
-    bracketed = f"[{host}]" if ":" in host else host
+    # ZeroMQ binds numbers, not names.
+    bracketed = f"[{host}]" if ":" in host else "127.0.0.1" if host == "localhost" else host
     return f"tcp://{bracketed}:{port + rank if port else '*'}"
-
-
-def _wildcard(endpoint: str) -> str:
-    return f"tcp://*:{endpoint.rpartition(':')[2]}"

@@ -1,6 +1,7 @@
 """The fake engine against a real vLLM: the same requests, and then the same batches of events and the same cached tokens."""
 
 import asyncio
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -17,15 +18,15 @@ from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from indexer.wire import decode
 from simulations.fake.config import FakeConfig
 from simulations.fake.publisher import END_MARKER
-from simulations.fake.rank import Sample
+from simulations.fake.samples import Sample
 from simulations.fake_engine import running
 from simulations.latency import LatencyModel
 from tests.real.engines import BLOCK_SIZE, MODEL_NAME, RealEngine, running_engine
+from tests.simulations.fake.exchanges import EXCHANGES, MAX_MODEL_LEN, RECORDED, ask
 
 pytestmark = pytest.mark.real
 
 PORT, EVENT_PORT = 18210, 18220
-MAX_MODEL_LEN = 768
 NUM_BLOCKS = 40
 MAX_BATCHED = 256
 STOP_TOKENS = list(range(900, 960))
@@ -115,7 +116,7 @@ def read_batches(endpoint: str) -> list[list[KVEvent]]:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.connect(endpoint)
         dealer.send_multipart([b"", (0).to_bytes(8, "big")])
-        batches = []
+        batches: list[list[KVEvent]] = []
         while (frames := dealer.recv_multipart())[-2] != END_MARKER:
             assert int.from_bytes(frames[-2], "big") == len(batches), "a replayed batch was lost"
             batch = decode(frames[-1])
@@ -227,6 +228,12 @@ def test_the_fake_engine_describes_itself_as_vllm_does(real: RealEngine) -> None
     assert {rank: list(fields) for rank, fields in sources.items()} == {
         rank: list(fields) for rank, fields in real_sources.items()
     }
+
+
+def test_the_recorded_answers_are_still_vllms(real: RealEngine) -> None:
+    recorded = json.loads(RECORDED.read_text())
+    answers = {name: ask(real.url, exchange) for name, exchange in EXCHANGES.items()}
+    assert [name for name in EXCHANGES if json.loads(json.dumps(answers[name])) != recorded[name]] == []
 
 
 def series(page: bytes) -> set[tuple[str, tuple[str, ...]]]:

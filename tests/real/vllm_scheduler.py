@@ -5,6 +5,7 @@ needs the standard library alone::
 
     python vllm_scheduler.py < case.json > record.jsonl
     python vllm_scheduler.py --seed 3 --steps 1500 > record.jsonl     # makes its own case
+    python vllm_scheduler.py --lookups < case.json > record.jsonl     # with what each lookup in the cache found
 
 **Case** (one JSON object): ``config`` has the fields of ``Config`` below, ``operations`` is a list of
 
@@ -24,6 +25,10 @@ needs the standard library alone::
   "finished": {id: reason}, "has_work": bool, "queries": n, "hits": n, "preemptions": n}``: ``events`` is the batch that is
   published with this step (empty: none is), each in vLLM's map form; ``cached`` is ``BlockPool.cached_block_hash_to_block`` at
   that moment, sorted, keys in 64 bits: an index that has applied all batches so far holds the same, whatever is in flight.
+- ``{"op": "lookup", "id", "tokens": n, "events": n, "hit": n}``, with ``--lookups`` only, before the ``schedule`` that made
+  it: the request had ``tokens`` tokens, prompt and outputs, of which the cache had ``hit``; by then ``events`` events had
+  been queued for the next batch. Requests that do not read the cache make none; those that are preempted or cannot be
+  admitted make several.
 """
 
 import argparse
@@ -173,7 +178,7 @@ class _Clients:
 # -- the judge -------------------------------------------------------------------------------------------------------------
 
 
-def records(case: Case) -> Iterator[Record]:
+def records(case: Case, *, with_lookups: bool = False) -> Iterator[Record]:
     """What vLLM does with the case."""
     engine = _Judge(case["config"])
     for operation in case["operations"]:
@@ -185,7 +190,10 @@ def records(case: Case) -> Iterator[Record]:
             case "reset":
                 yield {"op": "reset", "done": engine.reset(operation["running"])}
             case "schedule":
-                yield engine.schedule()
+                step = engine.schedule()
+                if with_lookups:
+                    yield from engine.lookups
+                yield step
             case "complete":
                 yield engine.complete()
 
@@ -220,6 +228,11 @@ class _Judge:
         self._outputs: dict[str, list[int]] = {}
         self._in_flight: deque[tuple[Any, set[str]]] = deque()
         self._counts: Counter[str] = Counter(queries=0, hits=0, preemptions=0)
+        self.lookups: list[Record] = []  # of the last step
+        self._watch_preemptions()
+        self._watch_lookups()
+
+    def _watch_preemptions(self) -> None:
         original = self._scheduler._preempt_request
 
         def count_and_preempt(*args: Any, **kwargs: Any) -> None:
@@ -227,6 +240,27 @@ class _Judge:
             original(*args, **kwargs)
 
         self._scheduler._preempt_request = count_and_preempt
+
+    def _watch_lookups(self) -> None:
+        manager = self._scheduler.kv_cache_manager
+        original = manager.get_computed_blocks
+
+        def look_up_and_note(request: Any) -> Any:
+            queued = len(manager.block_pool.kv_event_queue)
+            found = original(request)
+            if manager.prefix_cache_lookup_enabled(request):
+                self.lookups.append(
+                    {
+                        "op": "lookup",
+                        "id": request.request_id,
+                        "tokens": request.num_tokens,
+                        "events": queued,
+                        "hit": found[1],
+                    }
+                )
+            return found
+
+        manager.get_computed_blocks = look_up_and_note
 
     def add(self, operation: Operation) -> None:
         from vllm.lora.request import LoRARequest
@@ -261,6 +295,7 @@ class _Judge:
 
     def schedule(self) -> Record:
         scheduler = self._scheduler
+        self.lookups = []
         step = scheduler.schedule()
         sampled = {name for name in step.num_scheduled_tokens if not scheduler.requests[name].is_prefill_chunk}
         self._in_flight.append((step, sampled))
@@ -405,6 +440,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="feed vLLM's scheduler; see the head of this file")
     parser.add_argument("--seed", type=int, help="make a case instead of reading one")
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--lookups", action="store_true", help="record what each lookup in the cache found")
     arguments = parser.parse_args()
     case: Case = json.load(sys.stdin) if arguments.seed is None else make_case(arguments.seed, arguments.steps)
     # vLLM logs to stdout and asks the network for models unless told otherwise.
@@ -413,7 +449,7 @@ def main() -> int:
     record_file = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with record_file:
-        for record in records(case):
+        for record in records(case, with_lookups=arguments.lookups):
             record_file.write(json.dumps(record) + "\n")
     return 0
 

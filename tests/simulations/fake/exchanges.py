@@ -1,8 +1,8 @@
 """What a client may ask of a vLLM server, and the shape of an answer: its keys in their order, and the types of its values.
 
-Knows how to ask any server and how to compare two answers. ``exchanges.py URL`` writes what a real vLLM answers to
-``answers_vllm_0.32.0.json``, against which the fake engine is held without one; the server must serve a model named "tiny", of at
-most 4096 tokens, with the dev mode, scale-out paths and usage details switched on.
+Knows how to ask any server. ``answers_vllm_0.32.0.json`` has what a real vLLM answered, so that the fake engine can be held
+against it without one; ``exchanges.py URL`` writes it anew. That server must serve a model named "tiny", of at most 768 tokens,
+with the dev mode, scale-out paths and usage details switched on, as ``tests/real/engines.py`` does.
 """
 
 import json
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 RECORDED = Path(__file__).with_name("answers_vllm_0.32.0.json")
+
+MAX_MODEL_LEN = 768
 
 Exchange = tuple[str, str, Any, Mapping[str, str]]
 """Method, path, body (bytes are sent as they are) and headers."""
@@ -57,15 +59,15 @@ EXCHANGES: dict[str, Exchange] = {
     "completion, streamed with steady usage": _completion(**STEADY),
     "completion without a model": ("POST", "/v1/completions", {"prompt": IDS, "max_tokens": 2}, {}),
     "completion with log-probabilities of the prompt": _completion(prompt_logprobs=0),
-    "completion up to the context's end": _completion(prompt=[55] * 4090, max_tokens=100),
+    "completion up to the context's end": _completion(prompt=[55] * (MAX_MODEL_LEN - 6), max_tokens=100),
     "completion without a prompt": _post("/v1/completions", {"max_tokens": 2}),
     "completion of an unknown model": _completion(model="x"),
     "completion of nothing": _completion(prompt=[]),
     "completion of an empty text": _completion(prompt=""),
     "completion of texts and ids": _completion(prompt=["a", 1]),
     "completion of no token": _completion(max_tokens=0),
-    "completion of too much": _completion(prompt=[55] * 5000),
-    "completion that leaves no room": _completion(prompt=[55] * 4096),
+    "completion of too much": _completion(prompt=[55] * (MAX_MODEL_LEN + 1)),
+    "completion that leaves no room": _completion(prompt=[55] * MAX_MODEL_LEN),
     "completion of an id out of the vocabulary": _completion(prompt=[10_000_000]),
     "completion with a limit that is no number": _completion(max_tokens="x"),
     "completion with an empty salt": _completion(cache_salt=""),
@@ -88,7 +90,9 @@ EXCHANGES: dict[str, Exchange] = {
     "responses": _post("/v1/responses", {"input": "hello", "max_output_tokens": 12}),
     "responses, streamed": _post("/v1/responses", {"input": "hello", "max_output_tokens": 12, "stream": True}),
     "messages": _post("/v1/messages", {"messages": SAID[1:], "max_tokens": 12}),
-    "messages, streamed": _post("/v1/messages", {"messages": SAID[1:], "max_tokens": 12, "stream": True, "system": "be"}),
+    "messages, streamed": _post(
+        "/v1/messages", {"messages": SAID[1:], "max_tokens": 12, "stream": True, "system": "be"}
+    ),
     "messages of an unknown model": _post("/v1/messages", {"messages": SAID[1:], "max_tokens": 12, "model": "x"}),
     "count_tokens": _post("/v1/messages/count_tokens", {"messages": SAID[1:]}),
     "generate": _post("/inference/v1/generate", GENERATE),
@@ -123,9 +127,7 @@ def ask(url: str, exchange: Exchange) -> dict[str, Any]:
     """Status, content type and shape of the server's answer."""
     method, path, body, headers = exchange
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(
-        url + path, data, {"Content-Type": "application/json", **headers}, method=method
-    )
+    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json", **headers}, method=method)
     try:
         with urllib.request.urlopen(request, timeout=60) as response:
             return _described(response.status, response.headers.get("Content-Type"), response.read().decode())
@@ -161,8 +163,8 @@ def shape(value: Any) -> Any:
 
 
 def record(url: str) -> None:
-    answers = {name: ask(url, exchange) for name, exchange in EXCHANGES.items()}
-    RECORDED.write_text(json.dumps(answers, indent=1) + "\n")
+    lines = (f"{json.dumps(name)}: {json.dumps(ask(url, exchange))}" for name, exchange in EXCHANGES.items())
+    RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ from tests.simulations.fake.samples import config, run
 
 ANSWERS: dict[str, Any] = json.loads(RECORDED.read_text())
 
-OURS = "GET /version"  # compared by value elsewhere
-
 
 def test_every_exchange_is_recorded() -> None:
     assert list(ANSWERS) == list(EXCHANGES)

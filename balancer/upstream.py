@@ -1,0 +1,36 @@
+"""Connections to the replicas: one pool for requests, questions and probes.
+
+Knows aiohttp's client, its limits and its quirks. Never knows which replica is meant or why. Nothing is queued here: as many
+connections are open as there are requests under way.
+"""
+
+import io
+from typing import Final
+
+import aiohttp
+
+from balancer.settings import UpstreamSettings
+
+KEEPALIVE_SECONDS: Final = 4.0
+"""Less than the 5 s after which vLLM (0.32, ``VLLM_HTTP_TIMEOUT_KEEP_ALIVE``) closes an idle connection: a request that is sent
+into a closing one fails."""
+
+_LARGE: Final = 1 << 20
+
+
+def open_session(settings: UpstreamSettings) -> aiohttp.ClientSession:
+    """A client that adds no header of its own, follows nothing and decodes nothing. Call it in the running loop."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=10, keepalive_timeout=KEEPALIVE_SECONDS),
+        timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=settings.connect_timeout_seconds, sock_read=settings.read_timeout_seconds
+        ),
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+    )
+
+
+def payload(body: bytes) -> bytes | io.BytesIO:
+    """The body as aiohttp sends it without holding up the loop (it warns of more than 1 MiB in one piece)."""
+    return body if len(body) <= _LARGE else io.BytesIO(body)

@@ -1,0 +1,57 @@
+"""``gateway/body.py``: what was packed comes out, within the limit, or with a reason."""
+
+import contextlib
+import gzip
+import zlib
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balancer.errors import BadRequest, BodyTooLarge
+from balancer.gateway.body import unpack
+
+
+def deflate_raw(body: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return packer.compress(body) + packer.flush()
+
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "raw deflate": deflate_raw,
+}
+
+
+@pytest.mark.parametrize("name", PACKERS)
+@given(st.binary(max_size=2000))
+def test_what_was_packed_comes_out(name: str, body: bytes) -> None:
+    assert unpack(PACKERS[name](body), len(body)) == body
+
+
+def test_several_members_are_one_body() -> None:
+    assert unpack(gzip.compress(b"one") + gzip.compress(b"two"), 6) == b"onetwo"
+
+
+@pytest.mark.parametrize("name", PACKERS)
+def test_one_byte_over_the_limit_is_too_much(name: str) -> None:
+    packed = PACKERS[name](b"x" * 1001)
+    assert len(unpack(packed, 1001)) == 1001
+    with pytest.raises(BodyTooLarge, match=r"larger than 1,000 bytes; the limit is server\.max_body_bytes"):
+        unpack(packed, 1000)
+
+
+@pytest.mark.parametrize("name", PACKERS)
+def test_a_body_cut_short_is_refused(name: str) -> None:
+    packed = PACKERS[name](bytes(range(256)) * 8)
+    for length in range(len(packed)):
+        with pytest.raises(BadRequest):
+            unpack(packed[:length], 10_000)
+
+
+@given(st.binary())
+def test_no_bytes_give_anything_but_a_refusal(body: bytes) -> None:
+    with contextlib.suppress(BadRequest, BodyTooLarge):
+        assert len(unpack(body, 1000)) <= 1000

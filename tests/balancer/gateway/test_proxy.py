@@ -1,0 +1,486 @@
+"""``gateway/proxy.py``: bytes pass untouched, each lease ends once whatever happens, and nobody computes for nobody."""
+
+import asyncio
+import gzip
+import json
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from balancer.openai import PATHS
+from tests.support.gateways import Gateway, close, gateway, post, split, unchunk
+from tests.support.upstream import OK, Received, Upstream, upstream
+from tests.support.waiting import eventually, run
+
+BODY = b'{"model":"m","prompt":[1,2,3,4,5]}'
+EVENTS = [b'data: {"choices":[{"text":"a"}]}\n\n', b": silence\n\n", b"data: [DONE]\n\n"]
+
+COMPLETIONS = "/v1/completions"
+
+
+def error_of(answer: bytes) -> tuple[int, dict[str, str]]:
+    status, headers, body = split(answer)
+    assert ("Content-Type", "application/json") in [(name, value.partition(";")[0]) for name, value in headers]
+    (error,) = json.loads(body).values()
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "\n" not in error["message"]
+    return int(status.split(" ")[1]), error
+
+
+# Bytes
+
+ODD = (
+    b'\n { "model" :"m",\t"prompt": [1, 2,3] , "seed":123456789012345678901234567890, "x":1e400,'
+    b'"user":"\\u00e9\\ud83d\\ude00 \xc3\xa9", "unknown":{"deep":[null,{}]}, "user":"twice" }\r\n'
+)
+
+
+@pytest.mark.parametrize("path", sorted(PATHS))
+def test_a_body_arrives_byte_for_byte(path: str) -> None:
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            answer = split(await front.exchange(post(path, ODD, "Content-Type: application/json")))
+            (request,) = replica.received
+            assert (request.body, request.target) == (ODD, path)
+            assert answer[2] == OK
+
+    run(check())
+
+
+def test_a_body_in_pieces_and_a_packed_one_arrive_whole() -> None:
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            pieces = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: g\r\nUser-Agent: test\r\nConnection: close\r\n"
+            pieces += "Transfer-Encoding: chunked\r\n\r\n"
+            cut = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"
+            await front.exchange(pieces.encode() + cut)
+            await front.exchange(post(COMPLETIONS, gzip.compress(BODY), "Content-Encoding: gzip"))
+            assert [request.body for request in replica.received] == [BODY, BODY]
+            assert [request.values("Content-Encoding") for request in replica.received] == [[], []]
+            assert [request.values("Content-Length") for request in replica.received] == [[str(len(BODY))]] * 2
+
+    run(check())
+
+
+def test_a_body_of_megabytes_arrives_byte_for_byte() -> None:
+    body = b'{"model":"m","prompt":"' + b"word " * 600_000 + b'"}'
+
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            assert split(await front.exchange(post(COMPLETIONS, body)))[2] == OK
+            assert replica.received[0].body == body
+
+    run(check())
+
+
+def test_a_form_arrives_with_its_boundary() -> None:
+    form = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--x\r\n\r\n\x00\xff\r\n--x--\r\n'
+    kind = "multipart/form-data; boundary=x"
+
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            await front.exchange(post("/v1/audio/transcriptions", form, f"Content-Type: {kind}"))
+            assert (replica.received[0].body, replica.received[0].values("Content-Type")) == (form, [kind])
+
+    run(check())
+
+
+def test_the_query_passes_as_it_was_written() -> None:
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            await front.exchange(post(COMPLETIONS + "/?a=%26b%20c&a=2&d", BODY))
+            assert replica.received[0].target == COMPLETIONS + "?a=%26b%20c&a=2&d"
+
+    run(check())
+
+
+@pytest.mark.parametrize("path", sorted(PATHS))
+def test_headers_are_treated_alike_on_every_path(path: str) -> None:
+    sent = ["Authorization: Bearer x", "traceparent: 00-1-2-01", "x-tag: 1", "X-Tag: 2", "X-data-parallel-rank: 7"]
+
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            await front.exchange(post(path, BODY, *sent, "Keep-Alive: 5", "TE: trailers"))
+            headers = [(name, value) for name, value in replica.received[0].headers if name not in {"Host", "Accept"}]
+            assert headers == [
+                ("User-Agent", "test"),
+                ("Authorization", "Bearer x"),
+                ("traceparent", "00-1-2-01"),
+                ("x-tag", "1"),
+                ("x-tag", "2"),
+                ("Content-Length", str(len(BODY))),
+            ]
+            assert replica.received[0].values("Host") == [replica.url.removeprefix("http://")]
+
+    run(check())
+
+
+def test_an_answer_passes_byte_for_byte_with_its_headers_once() -> None:
+    packed = gzip.compress(OK)
+
+    async def answer(request: Received) -> None:
+        fields = ["Content-Type: application/json", "Server: uvicorn", "Date: Thu, 01 Jan 1970 00:00:00 GMT"]
+        fields += ["Set-Cookie: a=1", "Set-Cookie: b=2", "Content-Encoding: gzip", "Keep-Alive: 5", "x-request-id: 9"]
+        request.answer(packed, status="201 Made", headers="".join(f"{field}\r\n" for field in fields))
+
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            replica.answer = answer
+            status, headers, body = split(await front.exchange(post(COMPLETIONS, BODY)))
+            assert (status, body) == ("HTTP/1.1 201 Made", packed)
+            assert [value for name, value in headers if name == "Set-Cookie"] == ["a=1", "b=2"]
+            names = [name.lower() for name, _ in headers if name != "Set-Cookie"]
+            assert len(names) == len(set(names)), "a header that may be there once is there twice"
+            assert {"server", "date", "content-encoding", "x-request-id"} <= set(names)
+            assert "keep-alive" not in names
+            assert dict(headers)["Server"] == "uvicorn"
+
+    run(check())
+
+
+def test_a_stream_passes_piece_by_piece() -> None:
+    async def check() -> None:
+        pieces: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def answer(request: Received) -> None:
+            request.begin_stream()
+            while piece := await pieces.get():
+                request.chunk(piece)
+            request.chunk(b"")
+
+        async with upstream() as replica, gateway([replica.url]) as front:
+            replica.answer = answer
+            reader, writer = await front.send(post(COMPLETIONS, BODY))
+            pieces.put_nowait(EVENTS[0])
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b"Content-Type: text/event-stream; charset=utf-8\r\n" in head
+            for event, following in zip(EVENTS, [*EVENTS[1:], b""], strict=True):
+                # Each comes before the next has been sent: nothing is held back.
+                expected = b"%x\r\n%s\r\n" % (len(event), event)
+                assert await reader.readexactly(len(expected)) == expected
+                pieces.put_nowait(following)
+            assert await reader.read() == b"0\r\n\r\n"
+            await close(writer)
+            assert front.is_idle()
+
+    run(check())
+
+
+def test_an_event_of_megabytes_passes_whole() -> None:
+    event = b'data: {"logprobs":"' + b"x" * 3_000_000 + b'"}\n\n'
+
+    async def answer(request: Received) -> None:
+        request.begin_stream()
+        for piece in (event, *EVENTS, b""):
+            request.chunk(piece)
+
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            replica.answer = answer
+            assert split(await front.exchange(post(COMPLETIONS, BODY)))[2] == event + b"".join(EVENTS)
+
+    run(check())
+
+
+@pytest.mark.parametrize("status", ["400 Bad Request", "404 Not Found", "429 Slow Down", "500 Oops", "503 Busy"])
+def test_an_error_of_the_replica_is_the_answer(status: str) -> None:
+    async def answer(request: Received) -> None:
+        request.answer(b'{"error":  {"message":"no"}}', status=status, headers="Retry-After: 7\r\n")
+
+    async def check() -> None:
+        async with upstream() as replica, upstream() as other, gateway([replica.url, other.url]) as front:
+            replica.answer = other.answer = answer
+            first, headers, body = split(await front.exchange(post(COMPLETIONS, BODY)))
+            assert (first, body) == (f"HTTP/1.1 {status}", b'{"error":  {"message":"no"}}')
+            assert ("Retry-After", "7") in headers
+            assert len(replica.received) + len(other.received) == 1, "an answer was asked for twice"
+            assert await front.outcomes() == {"error": 1}
+            assert front.is_idle()
+
+    run(check())
+
+
+# Endings: every path, every way
+
+Ending = Callable[[Gateway, Upstream, str], Awaitable[None]]
+
+
+async def _client_leaves_before_an_answer(front: Gateway, replica: Upstream, path: str) -> None:
+    async def silence(request: Received) -> None: ...
+
+    replica.answer = silence
+    await _leave_after(front, replica, path, lambda: bool(replica.received))
+
+
+async def _client_leaves_in_a_stream(front: Gateway, replica: Upstream, path: str) -> None:
+    async def answer(request: Received) -> None:
+        request.begin_stream()
+        request.chunk(EVENTS[0])
+
+    replica.answer = answer
+    _, writer = await front.send(post(path, BODY))
+    live = front.service.router.fleet
+    await eventually(lambda: live.open_leases == 1 and all(each.queued_tokens == 0 for each in live))
+    await close(writer)
+    async with asyncio.timeout(1):
+        await replica.received[0].gone.wait()
+    await eventually(front.is_idle)
+    assert await front.outcomes() == {"cancelled": 1}
+
+
+async def _leave_after(front: Gateway, replica: Upstream, path: str, condition: Callable[[], bool]) -> None:
+    _, writer = await front.send(post(path, BODY))
+    await eventually(condition)
+    await close(writer)
+    async with asyncio.timeout(1):
+        await replica.received[0].gone.wait()
+    await eventually(front.is_idle)
+    assert await front.outcomes() == {"cancelled": 1}
+
+
+async def _replica_resets_before_an_answer(front: Gateway, replica: Upstream, path: str) -> None:
+    async def answer(request: Received) -> None:
+        request.reset()
+
+    replica.answer = answer
+    status, error = error_of(await front.exchange(post(path, BODY)))
+    assert (status, error["code"]) == (502, "replica_failed")
+    assert await front.outcomes() == {"unreachable": 1}
+
+
+async def _replica_dies_in_a_stream(front: Gateway, replica: Upstream, path: str) -> None:
+    async def answer(request: Received) -> None:
+        request.begin_stream()
+        request.chunk(EVENTS[0])
+        request.reset()
+
+    replica.answer = answer
+    head, _, rest = (await front.exchange(post(path, BODY))).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    body, is_whole = unchunk(rest)
+    assert not is_whole, "the client must not take this for the whole answer"
+    assert body.startswith(EVENTS[0])
+    last = body.removeprefix(EVENTS[0]).strip()
+    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "replica_failed"
+    assert len(replica.received) == 1, "never asked again once a byte has come"
+    assert await front.outcomes() == {"error": 1}
+
+
+async def _replica_dies_in_a_plain_answer(front: Gateway, replica: Upstream, path: str) -> None:
+    async def answer(request: Received) -> None:
+        request.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+        request.close()
+
+    replica.answer = answer
+    _, _, body = (await front.exchange(post(path, BODY))).partition(b"\r\n\r\n")
+    assert body == b"{", "the promised length is not reached, so the client notices"
+    assert await front.outcomes() == {"error": 1}
+
+
+async def _replica_is_silent(front: Gateway, replica: Upstream, path: str) -> None:
+    async def silence(request: Received) -> None: ...
+
+    replica.answer = silence
+    status, error = error_of(await front.exchange(post(path, BODY)))
+    assert (status, error["code"]) == (504, "replica_timeout")
+    assert len(replica.received) == 1
+    assert await front.outcomes() == {"error": 1}
+
+
+async def _all_is_well(front: Gateway, replica: Upstream, path: str) -> None:
+    assert split(await front.exchange(post(path, BODY)))[2] == OK
+    assert await front.outcomes() == {"ok": 1}
+
+
+ENDINGS: dict[str, Ending] = {
+    function.__name__.strip("_"): function
+    for function in (
+        _all_is_well,
+        _client_leaves_before_an_answer,
+        _client_leaves_in_a_stream,
+        _replica_resets_before_an_answer,
+        _replica_dies_in_a_stream,
+        _replica_dies_in_a_plain_answer,
+        _replica_is_silent,
+    )
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("path", sorted(PATHS))
+def test_no_ending_leaves_anything_behind(path: str, ending: str) -> None:
+    async def check() -> None:
+        limits = {"read_timeout_seconds": 0.1} if ending == "replica_is_silent" else {}
+        async with upstream() as replica, gateway([replica.url], upstream=limits) as front:
+            await ENDINGS[ending](front, replica, path)
+            assert front.is_idle()
+            assert not front.service.router._open
+
+    run(check())
+
+
+def test_a_client_that_leaves_during_tokenisation_leaves_nothing() -> None:
+    async def silence(request: Received) -> None: ...
+
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            replica.paths[COMPLETIONS + "/render"] = silence
+            _, writer = await front.send(post(COMPLETIONS, b'{"model":"m","prompt":"text"}'))
+            await eventually(lambda: replica.questions[-1].path == COMPLETIONS + "/render")
+            await close(writer)
+            async with asyncio.timeout(1):
+                await replica.questions[-1].gone.wait()
+            assert front.is_idle()
+            assert not replica.received
+
+    run(check())
+
+
+@pytest.mark.parametrize("close_how", ["reset", "close"])
+def test_a_replica_that_breaks_off_before_its_answer_is_replaced(close_how: str) -> None:
+    async def answer(request: Received) -> None:
+        getattr(request, close_how)()
+
+    async def check() -> None:
+        async with upstream() as bad, upstream() as good:
+            bad.answer = answer
+            async with gateway([bad.url, good.url], policy={"name": "round_robin"}) as front:
+                for _ in range(2):
+                    assert split(await front.exchange(post(COMPLETIONS, BODY)))[2] == OK
+                assert [len(bad.received), len(good.received)] == [1, 2]
+                assert all(request.body == BODY for request in good.received)
+                assert await front.outcomes() == {"ok": 2, "unreachable": 1}
+                assert front.is_idle()
+
+    run(check())
+
+
+def test_all_replicas_are_tried_and_each_once() -> None:
+    async def answer(request: Received) -> None:
+        request.reset()
+
+    async def check() -> None:
+        async with upstream() as one, upstream() as two, gateway([one.url, two.url]) as front:
+            one.answer = two.answer = answer
+            status, error = error_of(await front.exchange(post(COMPLETIONS, BODY)))
+            assert (status, error["code"]) == (502, "replica_failed")
+            assert (len(one.received), len(two.received)) == (1, 1)
+
+    run(check())
+
+
+def test_a_replica_that_accepts_and_never_answers_does_not_hold_up_the_others() -> None:
+    async def silence(request: Received) -> None: ...
+
+    async def check() -> None:
+        async with upstream() as deaf, upstream() as good:
+            deaf.answer = silence
+            async with gateway([deaf.url, good.url], policy={"name": "least_load"}) as front:
+                held = [await front.send(post(COMPLETIONS, BODY)) for _ in range(2)]
+                await eventually(lambda: deaf.received and len(deaf.received) + len(good.received) == 2)
+                for _ in range(5):
+                    assert split(await front.exchange(post(COMPLETIONS, BODY)))[2] == OK
+                assert len(deaf.received) == 1
+                for _, writer in held:
+                    await close(writer)
+                await eventually(front.is_idle)
+
+    run(check())
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "message"),
+    [
+        (b"{", 400, None, "the body is not valid JSON"),
+        (b"[1]", 400, None, "the body must be a JSON object"),
+        (b'{"model":1}', 400, None, "model: expected a string"),
+        (b'{"model":"nope"}', 404, "model_not_found", "the model 'nope' is not served here; served: m"),
+    ],
+)
+def test_a_wrong_body_is_told_what_is_wrong(body: bytes, status: int, code: str | None, message: str) -> None:
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            told, error = error_of(await front.exchange(post(COMPLETIONS, body)))
+            assert (told, error["code"]) == (status, code)
+            assert error["message"].startswith(message)
+            assert not replica.received
+
+    run(check())
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_body_over_the_limit_is_refused_before_it_is_read(is_chunked: bool) -> None:
+    """A body that would be a thousand times the limit: the answer comes while most of it has not been sent."""
+
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url], server={"max_body_bytes": 1000}) as front:
+            kind = "Transfer-Encoding: chunked" if is_chunked else "Content-Length: 1000000"
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: g\r\n{kind}\r\n\r\n"
+            piece = b"5dc\r\n" + b"x" * 1500 + b"\r\n" if is_chunked else b""
+            reader, writer = await front.send(head.encode() + piece)
+            async with asyncio.timeout(2):
+                answer = await reader.readuntil(b"}}")
+            await close(writer)
+            status, error = error_of(answer)
+            assert (status, error["code"]) == (413, "body_too_large")
+            assert "server.max_body_bytes" in error["message"]
+            assert not replica.received
+
+    run(check())
+
+
+def test_a_body_at_the_limit_is_accepted() -> None:
+    async def check() -> None:
+        async with (
+            upstream() as replica,
+            gateway([replica.url], server={"max_body_bytes": len(BODY)}) as front,
+        ):
+            assert split(await front.exchange(post(COMPLETIONS, BODY)))[2] == OK
+            assert error_of(await front.exchange(post(COMPLETIONS, BODY + b" ")))[0] == 413
+
+    run(check())
+
+
+def test_a_packed_body_counts_unpacked() -> None:
+    bomb = gzip.compress(b'{"model":"m","pad":"' + b"x" * 50_000_000 + b'"}')
+
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url], server={"max_body_bytes": 1_000_000}) as front:
+            assert error_of(await front.exchange(post(COMPLETIONS, bomb, "Content-Encoding: gzip")))[0] == 413
+            assert not replica.received
+
+    run(check())
+
+
+@pytest.mark.parametrize("body", [gzip.compress(BODY)[:-12], b"no gzip at all"])
+def test_a_broken_packed_body_is_the_clients_fault(body: bytes) -> None:
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            assert error_of(await front.exchange(post(COMPLETIONS, body, "Content-Encoding: gzip")))[0] == 400
+            assert not replica.received
+
+    run(check())
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "rot13", "gzip, gzip"])
+def test_an_encoding_that_is_not_read_here_is_refused(encoding: str) -> None:
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            status, error = error_of(await front.exchange(post(COMPLETIONS, BODY, f"Content-Encoding: {encoding}")))
+            assert (status, error["code"]) == (415, "unknown_encoding")
+            assert not replica.received
+
+    run(check())
+
+
+def test_a_refused_request_does_not_poison_the_next_on_its_connection() -> None:
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            answers = await front.exchange(post(COMPLETIONS, b"{", close=False) + post(COMPLETIONS, BODY))
+            assert answers.count(b"HTTP/1.1 400") == 1
+            assert answers.endswith(OK)
+
+    run(check())

@@ -1,0 +1,243 @@
+"""``balancer/facts.py``: what engines of each age tell of themselves, and what the settings add."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balancer import facts
+from balancer.facts import CacheConfig, EngineFacts, EventSource, ModelCard
+from balancer.settings import ReplicaSettings
+from hashing.extras import Lora
+from hashing.recipes import Recipe
+
+URL = "http://10.0.0.1:8000"
+CARD = ModelCard(id="m", root="org/m", max_model_len=4096)
+TOLD = EngineFacts(
+    models=(CARD,),
+    version="0.32.0",
+    cache=(CacheConfig(0, 16, "sha256", 4096, True),),
+    sources=(EventSource(0, "tcp://10.0.0.1:5557", "tcp://10.0.0.1:5657", ""),),
+)
+NOTHING = EngineFacts(models=(CARD,))
+
+
+def settings(**changes: Any) -> ReplicaSettings:
+    return ReplicaSettings(url=URL, **changes)
+
+
+def one(which: ReplicaSettings, told: EngineFacts) -> facts.Described:
+    (found,) = facts.describe(which, told)
+    return found
+
+
+# What engines say
+
+
+def test_models_keep_what_matters_of_them() -> None:
+    base: dict[str, Any] = {
+        "id": "m",
+        "object": "model",
+        "root": "org/m",
+        "parent": None,
+        "max_model_len": 4096,
+        "permission": [{}],
+    }
+    adapter = {"id": "sql", "root": "/adapters/sql", "parent": "m", "max_model_len": None}
+    body = json.dumps({"object": "list", "data": [base, adapter]}).encode()
+    assert facts.read_models(body) == (CARD, ModelCard("sql", "/adapters/sql", "m"))
+    assert facts.read_listing(body) == (base, adapter)
+
+
+@pytest.mark.parametrize("body", [b"", b"null", b"[]", b'{"data": 1}', b'{"data": [{}]}', b"<html>", b"{}"])
+def test_what_is_no_list_of_models_is_refused(body: bytes) -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        facts.read_models(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "version"),
+    [(b'{"version": "0.32.0"}', "0.32.0"), (b"", None), (b'{"version": 3}', None), (b"[]", None), (b"{}", None)],
+)
+def test_a_version_is_a_text_or_unknown(body: bytes, version: str | None) -> None:
+    assert facts.read_version(body) == version
+
+
+PAGE = b"""# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{%s} 1.0
+vllm:num_requests_running{engine="0"} 0.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        # 0.32.0
+        (
+            'block_size="16",effective_attention_block_size="32",enable_prefix_caching="True",engine="0",'
+            'num_gpu_blocks="4096",prefix_caching_hash_algo="sha256_cbor"',
+            CacheConfig(0, 32, "sha256_cbor", 4096, True),
+        ),
+        # before 0.31
+        (
+            'block_size="16",enable_prefix_caching="False",engine="1",num_gpu_blocks="None",'
+            'prefix_caching_hash_algo="sha256"',
+            CacheConfig(1, 16, "sha256", None, False),
+        ),
+        ('block_size="None"', CacheConfig(0, None, None, None, None)),
+    ],
+)
+def test_the_cache_configuration_is_in_the_metrics(labels: str, expected: CacheConfig) -> None:
+    assert facts.read_cache_config(PAGE % labels.encode()) == (expected,)
+
+
+def test_every_rank_has_its_line() -> None:
+    page = b"".join(b'vllm:cache_config_info{engine="%d",block_size="16"} 1.0\n' % rank for rank in (1, 0))
+    assert [each.rank for each in facts.read_cache_config(page)] == [0, 1]
+
+
+@given(st.binary() | st.binary().map(lambda tail: b"vllm:cache_config_info{" + tail))
+def test_any_metrics_page_can_be_read(body: bytes) -> None:
+    facts.read_cache_config(body)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.dictionaries(st.text(), inner) | st.lists(inner),
+)
+
+
+@given(st.binary() | JSON.map(lambda value: json.dumps(value).encode()))
+def test_any_answer_can_be_read_for_versions_and_sources(body: bytes) -> None:
+    facts.read_version(body)
+    facts.read_event_sources(body, "h")
+
+
+def test_event_sources_become_addresses_of_the_engines_host() -> None:
+    def rank(**changes: Any) -> dict[str, Any]:
+        plain = {"enable_kv_cache_events": True, "endpoint": "tcp://*:5557", "replay_endpoint": None, "topic": "t"}
+        return {**plain, **changes}
+
+    body = {
+        "1": rank(endpoint="tcp://*:5558", replay_endpoint="tcp://*:5658", topic=""),
+        "0": rank(),
+        "2": rank(enable_kv_cache_events=False),
+        "3": rank(endpoint=None),
+        "x": rank(),
+    }
+    assert facts.read_event_sources(json.dumps(body).encode(), "10.0.0.1") == (
+        EventSource(0, "tcp://10.0.0.1:5557", None, "t"),
+        EventSource(1, "tcp://10.0.0.1:5558", "tcp://10.0.0.1:5658", ""),
+    )
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "host", "expected"),
+    [
+        ("tcp://*:5557", "10.0.0.1", "tcp://10.0.0.1:5557"),
+        ("tcp://0.0.0.0:5557", "engine", "tcp://engine:5557"),
+        ("tcp://[::]:5557", "fd00::1", "tcp://[fd00::1]:5557"),
+        ("tcp://10.9.9.9:5557", "10.0.0.1", "tcp://10.9.9.9:5557"),
+        ("ipc:///run/kv", "10.0.0.1", "ipc:///run/kv"),
+        ("tcp://*:5557", r"\1", r"tcp://\1:5557"),
+    ],
+)
+def test_a_wildcard_is_replaced_by_the_host(endpoint: str, host: str, expected: str) -> None:
+    assert facts.reachable(endpoint, host) == expected
+
+
+# What becomes of it
+
+
+def test_an_engine_that_tells_everything_needs_no_settings() -> None:
+    found = one(settings(), TOLD)
+    assert found.replica.id == "10.0.0.1:8000"
+    assert found.replica.recipe == Recipe.for_version("0.32.0", algorithm="sha256", block_size=16)
+    assert (found.replica.models, found.replica.max_model_len, found.replica.num_gpu_blocks) == (("m",), 4096, 4096)
+    assert found.source == TOLD.sources[0]
+    assert found.warnings == ()
+
+
+def test_settings_overrule_what_the_engine_tells() -> None:
+    found = one(
+        settings(
+            version="0.18.0", block_size=32, hash_algorithm="sha256_cbor", hash_seed="0", events="tcp://h:1", topic="t"
+        ),
+        TOLD,
+    )
+    expected = Recipe.for_version("0.18.0", algorithm="sha256_cbor", block_size=32, seed="0")
+    assert found.replica.recipe == expected
+    assert found.source == EventSource(0, "tcp://h:1", None, "t")
+
+
+def test_an_old_engine_is_usable_with_settings_alone() -> None:
+    found = one(
+        settings(version="0.18.0", block_size=16, hash_seed="0", events="tcp://h:1", replay="tcp://h:9"), NOTHING
+    )
+    assert found.replica.recipe is not None
+    assert found.source == EventSource(0, "tcp://h:1", "tcp://h:9", "")
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told", "warning"),
+    [
+        ({}, {"sources": ()}, "no KV event source is known"),
+        ({}, {"version": None}, "does not tell its version"),
+        ({}, {"cache": ()}, "does not tell its block_size"),
+        ({"events": "tcp://h:1"}, {}, "no replay socket"),
+        ({}, {"cache": (CacheConfig(0, 16, "sha256", 9, False),)}, "prefix caching is off"),
+        ({"version": "0.18.0"}, {}, "set PYTHONHASHSEED on the engines"),
+        ({"hash_algorithm": "md5"}, {}, "'md5' is unknown"),
+        ({"version": "0.9.1"}, {}, "0.11 or later is needed"),
+    ],
+)
+def test_what_is_missing_is_said_with_its_remedy(changes: dict[str, Any], told: dict[str, Any], warning: str) -> None:
+    found = one(settings(**changes), msgspec.structs.replace(TOLD, **told))
+    assert any(warning in each for each in found.warnings)
+
+
+def test_a_recipe_that_nobody_knows_is_none_and_no_guess() -> None:
+    assert one(settings(), msgspec.structs.replace(TOLD, version=None)).replica.recipe is None
+
+
+def test_each_rank_is_a_replica() -> None:
+    ranks = facts.describe(settings(data_parallel_size=3, events="tcp://h:5557", replay="tcp://h:5657"), TOLD)
+    assert [each.replica.id for each in ranks] == [f"10.0.0.1:8000#{rank}" for rank in range(3)]
+    assert [(each.replica.rank, each.replica.ranks) for each in ranks] == [(0, 3), (1, 3), (2, 3)]
+    assert [each.source.events for each in ranks if each.source] == [f"tcp://h:{5557 + rank}" for rank in range(3)]
+    assert [each.source.replay for each in ranks if each.source] == [f"tcp://h:{5657 + rank}" for rank in range(3)]
+
+
+def test_ranks_are_counted_from_what_the_engine_tells() -> None:
+    told = msgspec.structs.replace(
+        TOLD, cache=tuple(CacheConfig(rank, 16, "sha256", 100 + rank, True) for rank in range(2))
+    )
+    assert [each.replica.num_gpu_blocks for each in facts.describe(settings(), told)] == [100, 101]
+
+
+def test_adapters_have_their_path() -> None:
+    told = msgspec.structs.replace(TOLD, models=(CARD, ModelCard("sql", "/adapters/sql", "m")))
+    found = one(settings(), told).replica
+    assert (found.models, found.adapters) == (("m", "sql"), (Lora("sql", "/adapters/sql"),))
+
+
+def test_an_ipc_address_is_the_same_for_every_rank() -> None:
+    assert facts.with_rank("ipc:///run/kv", 3) == "ipc:///run/kv"
+
+
+def test_listings_merge_by_name_and_keep_every_field() -> None:
+    merged = facts.merge_listings(
+        [
+            [{"id": "m", "max_model_len": 4096, "permission": [1]}],
+            [{"id": "m", "max_model_len": 2048}, {"id": "a", "parent": "m", "max_model_len": None}],
+        ]
+    )
+    assert merged == [
+        {"id": "a", "parent": "m", "max_model_len": None},
+        {"id": "m", "max_model_len": 2048, "permission": [1]},
+    ]

@@ -1,0 +1,38 @@
+"""``balancer/hashes.py``: one chain a prompt, made once, and none where there is no hash."""
+
+from balancer.hashes import PromptHashes
+from hashing.chain import Chain
+from hashing.extras import Extras, Lora
+from hashing.memory import ChainMemory
+from hashing.recipes import Recipe
+from tests.support.routing import RECIPE
+
+TOKENS = list(range(40))
+
+
+def test_chains_are_those_of_the_engine() -> None:
+    lora = Lora("sql", "/adapters/sql")
+    made = PromptHashes([TOKENS, TOKENS[:8]], "salt", ChainMemory(1 << 20)).chains(RECIPE, lora)
+    expected = [Chain(RECIPE, tokens, Extras(lora=lora, salt="salt")).keys(99) for tokens in (TOKENS, TOKENS[:8])]
+    assert [chain.keys(99) for chain in made] == expected
+
+
+def test_a_chain_is_made_once_for_each_recipe_and_adapter() -> None:
+    hashes = PromptHashes([TOKENS], None, None)
+    assert hashes.chains(RECIPE, None) is hashes.chains(Recipe(block_size=4), None)
+    assert hashes.chains(RECIPE, None) is not hashes.chains(Recipe(block_size=8), None)
+    assert hashes.chains(RECIPE, None) is not hashes.chains(RECIPE, Lora("sql", "/adapters/sql"))
+
+
+def test_a_salt_separates() -> None:
+    plain, salted = (PromptHashes([TOKENS], salt, None).chains(RECIPE, None)[0] for salt in (None, "s"))
+    assert not set(plain.keys(10)) & set(salted.keys(10))
+
+
+def test_tokens_without_a_hash_have_no_chain() -> None:
+    assert PromptHashes([[-1] * 8], None, None).chains(RECIPE, None) == []
+    assert PromptHashes([[2**64] * 8], None, None).chains(RECIPE, None) == []
+
+
+def test_an_engine_with_a_random_root_has_no_chain() -> None:
+    assert PromptHashes([TOKENS], None, None).chains(Recipe(block_size=4, unseeded="random"), None) == []

@@ -1,0 +1,155 @@
+"""``balancer/health.py``: an endpoint is learned when it answers, lost when it does not, and learned anew when it is back."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from balancer.facts import Described
+from balancer.fleet import Status
+from balancer.health import Watcher
+from balancer.settings import HealthSettings, ReplicaSettings
+from tests.support.upstream import Received, Upstream, upstream
+from tests.support.waiting import eventually, run
+
+
+class Watch:
+    """A running watcher and what it has said."""
+
+    def __init__(self, replica: ReplicaSettings, session: aiohttp.ClientSession, settings: HealthSettings) -> None:
+        self.learned: list[list[Described]] = []
+        self.statuses: list[Status] = []
+        headers = {"Authorization": "Bearer key"}
+        self.watcher = Watcher(replica, settings, session, headers, self._learned, self._status)
+
+    def _learned(self, endpoint: str, described: list[Described]) -> None:
+        self.learned.append(described)
+
+    def _status(self, endpoint: str, status: Status) -> None:
+        if self.statuses[-1:] != [status]:
+            self.statuses.append(status)
+
+
+@contextlib.asynccontextmanager
+async def watching(url: str, **settings: Any) -> AsyncIterator[Watch]:
+    quick = HealthSettings(**{"interval_seconds": 0.02, "timeout_seconds": 0.2, **settings})
+    async with aiohttp.ClientSession(skip_auto_headers=("User-Agent",)) as session:
+        watch = Watch(ReplicaSettings(url=url), session, quick)
+        task = asyncio.create_task(watch.watcher.run())
+        try:
+            yield watch
+            assert not task.done(), "the watcher has given up"
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def test_an_engine_is_learned_once_and_then_only_asked_whether_it_lives() -> None:
+    async def check() -> None:
+        async with upstream() as replica, watching(replica.url) as watch:
+            await eventually(lambda: len(replica.questions) > 8)
+            (described,) = watch.learned
+            recipe = described[0].replica.recipe
+            assert recipe is not None
+            assert (recipe.block_size, described[0].replica.models) == (4, ("m",))
+            assert watch.statuses == [Status.READY]
+            assert {question.path for question in replica.questions[5:]} == {"/health"}
+            assert all(question.values("Authorization") == ["Bearer key"] for question in replica.questions)
+
+    run(check())
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "problem"),
+    [
+        ("/health", "503 Busy", "answers /health with 503"),
+        ("/v1/models", "401 Unauthorized", "set upstream.api_key to the engine's key"),
+        ("/v1/models", "404 Not Found", "answers /v1/models with 404"),
+    ],
+)
+def test_an_endpoint_that_is_no_usable_engine_says_why(path: str, answer: str, problem: str) -> None:
+    async def refuse(request: Received) -> None:
+        request.answer(b"{}", status=answer)
+
+    async def check() -> None:
+        async with upstream(paths={path: refuse}) as replica, watching(replica.url) as watch:
+            await eventually(lambda: problem in str(watch.watcher.problem))
+            assert not watch.watcher.is_known
+            assert watch.statuses == [Status.LOST]
+            replica.paths = Upstream().paths
+            await eventually(lambda: watch.statuses == [Status.LOST, Status.READY])
+
+    run(check())
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/version", "/metrics", "/kv_event_sources"])
+@pytest.mark.parametrize("body", [b"", b"{}", b"null", b"\xff\xfe", b'vllm:cache_config_info{engine="', b"[" * 50_000])
+def test_nonsense_never_ends_the_watch(path: str, body: bytes) -> None:
+    async def check() -> None:
+        async with upstream(paths={path: body}) as replica, watching(replica.url) as watch:
+            await eventually(lambda: len(replica.questions) > 6)
+            assert watch.watcher.is_known is (path != "/v1/models")
+            replica.paths = Upstream().paths
+            await eventually(lambda: watch.statuses[-1] is Status.READY)
+
+    run(check())
+
+
+def test_one_probe_that_fails_is_forgiven_and_two_are_not() -> None:
+    async def check() -> None:
+        async with upstream() as replica, watching(replica.url) as watch:
+            await eventually(lambda: watch.statuses == [Status.READY])
+            failures = 1
+
+            async def fail_for_a_while(request: Received) -> None:
+                nonlocal failures
+                failures -= 1
+                request.answer(b"", status="200 OK" if failures < 0 else "503 Busy")
+
+            replica.paths["/health"] = fail_for_a_while
+            await eventually(lambda: failures < -2)
+            assert watch.statuses == [Status.READY]
+            failures = 2
+            await eventually(lambda: watch.statuses == [Status.READY, Status.LOST, Status.READY])
+            assert len(watch.learned) == 2, "who comes back may be another engine"
+
+    run(check())
+
+
+def test_silence_counts_as_failure() -> None:
+    async def silence(request: Received) -> None: ...
+
+    async def check() -> None:
+        async with upstream() as replica, watching(replica.url, timeout_seconds=0.02) as watch:
+            await eventually(lambda: watch.statuses == [Status.READY])
+            replica.paths["/health"] = silence
+            await eventually(lambda: watch.statuses == [Status.READY, Status.LOST])
+
+    run(check())
+
+
+def test_a_refused_connection_counts_at_once() -> None:
+    async def check() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            replica = await stack.enter_async_context(upstream())
+            async with watching(replica.url, failures=1000) as watch:
+                await eventually(lambda: watch.statuses == [Status.READY])
+                await stack.aclose()
+                await eventually(lambda: watch.statuses == [Status.READY, Status.LOST])
+
+    run(check())
+
+
+def test_a_suspicion_is_followed_up_before_its_turn() -> None:
+    async def check() -> None:
+        async with upstream() as replica, watching(replica.url, interval_seconds=3600) as watch:
+            await eventually(lambda: watch.statuses == [Status.READY])
+            watch.watcher.suspect()
+            assert watch.statuses == [Status.READY, Status.LOST]
+            await eventually(lambda: watch.statuses == [Status.READY, Status.LOST, Status.READY])
+
+    run(check())

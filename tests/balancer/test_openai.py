@@ -1,0 +1,242 @@
+"""``balancer/openai.py``: every shape of body is read as vLLM reads it, and nothing but its model can be at fault."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balancer import openai
+from balancer.core import Truth
+from balancer.errors import BadRequest
+from balancer.openai import PATHS, Inbound, Kind, read, read_answer
+
+COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"
+CHAT_PATHS = [CHAT, "/v1/responses", "/v1/messages"]
+
+
+def of(path: str, **fields: Any) -> Inbound:
+    return read(path, "application/json", json.dumps({"model": "m", **fields}).encode())
+
+
+# Prompts
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids", "has_text"),
+    [
+        ([1, 2, 3], ([1, 2, 3],), False),
+        ([[1, 2], [3]], ([1, 2], [3]), False),
+        ("text", (), True),
+        (["text", "more"], (), True),
+        ([[1, 2], []], ([1, 2],), False),
+        ([], (), True),
+        (None, (), True),
+        ([1, "two"], (), True),
+        ([1.5], (), True),
+        ({"odd": 1}, (), True),
+    ],
+)
+def test_a_completion_has_four_shapes_of_prompt(prompt: Any, ids: tuple[list[int], ...], has_text: bool) -> None:
+    inbound = of(COMPLETIONS, prompt=prompt)
+    assert (inbound.token_ids, inbound.has_text, inbound.model) == (ids, has_text, "m")
+
+
+def test_the_answer_for_several_prompts_cannot_be_compared() -> None:
+    assert of(COMPLETIONS, prompt=[[1, 2]]).is_comparable
+    assert not of(COMPLETIONS, prompt=[[1, 2], [3]]).is_comparable
+
+
+@pytest.mark.parametrize("path", CHAT_PATHS)
+def test_a_conversation_is_text(path: str) -> None:
+    inbound = of(path, messages=[{"role": "user", "content": "hi"}])
+    assert (inbound.kind, inbound.token_ids, inbound.has_text) == (Kind.CHAT, (), True)
+
+
+def test_tokens_in_are_never_text() -> None:
+    assert of(GENERATE, token_ids=[1, 2]).token_ids == ([1, 2],)
+    assert not of(GENERATE, token_ids="nonsense").has_text
+
+
+def test_images_make_ids_alone_worthless() -> None:
+    assert of(GENERATE, token_ids=[1, 2], features=[{"mm": 1}]).token_ids == ()
+
+
+def test_ids_that_will_be_truncated_are_not_the_prompt() -> None:
+    inbound = of(COMPLETIONS, prompt=[1, 2, 3], truncate_prompt_tokens=2)
+    assert (inbound.token_ids, inbound.has_text) == ((), True)
+
+
+@pytest.mark.parametrize("path", [path for path, kind in PATHS.items() if kind is Kind.OPAQUE])
+def test_other_bodies_are_asked_for_their_model_alone(path: str) -> None:
+    assert of(path, prompt=[1, 2], input="x") == Inbound(Kind.OPAQUE, "m")
+
+
+# What else matters
+
+
+@pytest.mark.parametrize(("salt", "read_as"), [("s", "s"), ("", None), (None, None), (7, None)])
+def test_a_salt_is_a_text_that_is_not_empty(salt: Any, read_as: str | None) -> None:
+    assert of(COMPLETIONS, prompt=[1], cache_salt=salt).salt == read_as
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "reads_cache"),
+    [
+        (COMPLETIONS, {"prompt": [1]}, True),
+        (COMPLETIONS, {"prompt": [1], "prompt_logprobs": 0}, False),
+        (COMPLETIONS, {"prompt": [1], "echo": True}, True),
+        (COMPLETIONS, {"prompt": [1], "logprobs": 3}, True),
+        (COMPLETIONS, {"prompt": [1], "echo": True, "logprobs": 0}, False),
+        (CHAT, {"messages": [], "echo": True, "top_logprobs": 2}, False),
+        (CHAT, {"messages": [], "echo": True, "logprobs": True}, True),
+        (GENERATE, {"token_ids": [1], "sampling_params": {"prompt_logprobs": 1}}, False),
+        (GENERATE, {"token_ids": [1], "sampling_params": {"skip_reading_prefix_cache": True}}, False),
+        (
+            GENERATE,
+            {"token_ids": [1], "sampling_params": {"skip_reading_prefix_cache": False, "prompt_logprobs": 1}},
+            True,
+        ),
+        (GENERATE, {"token_ids": [1], "sampling_params": "odd"}, True),
+    ],
+)
+def test_who_wants_the_prompts_probabilities_reads_no_cache(
+    path: str, fields: dict[str, Any], reads_cache: bool
+) -> None:
+    assert of(path, **fields).reads_cache is reads_cache
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_comparable"),
+    [
+        ({"n": 1}, True),
+        ({"n": None}, True),
+        ({"n": 2}, False),
+        ({"n": []}, False),
+        ({"n": {}}, False),
+        ({"use_beam_search": True}, False),
+        ({"sampling_params": {"n": 3}}, False),
+        ({"sampling_params": {"n": [3]}}, False),
+    ],
+)
+def test_several_samples_cannot_be_compared(fields: dict[str, Any], is_comparable: bool) -> None:
+    assert of(COMPLETIONS, prompt=[1], **fields).is_comparable is is_comparable
+
+
+def test_the_last_of_two_equal_fields_counts_as_it_does_in_vllm() -> None:
+    assert read(COMPLETIONS, "application/json", b'{"model": "a", "model": "b", "prompt": [1]}').model == "b"
+
+
+def test_a_model_may_be_left_out() -> None:
+    assert read(COMPLETIONS, "application/json", b'{"prompt": [1]}').model is None
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "the body is not valid JSON"),
+        (b"{", "the body is not valid JSON"),
+        (b"[]", "the body must be a JSON object"),
+        (b'"x"', "the body must be a JSON object"),
+        (b'{"model": 3}', "model: expected a string"),
+        (b'{"model": ["m"]}', "model: expected a string"),
+        (b'{"model": "\xff"}', "the body is not valid JSON"),
+        (b'{"prompt": ' + b"[" * 100_000, "the body is not valid JSON"),
+    ],
+)
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/v1/embeddings"])
+def test_a_body_whose_model_cannot_be_read_is_refused(path: str, body: bytes, message: str) -> None:
+    with pytest.raises(BadRequest, match=message) as told:
+        read(path, "application/json", body)
+    assert "\n" not in told.value.message
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+NAMES = st.sampled_from([field.encode_name for field in msgspec.structs.fields(openai._Body)])
+BODIES = st.dictionaries(NAMES | st.text(), VALUES, max_size=6).map(lambda fields: json.dumps(fields).encode())
+
+
+@given(
+    st.sampled_from(sorted(PATHS)), st.binary() | BODIES, st.sampled_from(["application/json", "multipart/form-data"])
+)
+def test_no_body_gives_anything_but_a_refusal(path: str, body: bytes, content_type: str) -> None:
+    try:
+        inbound = read(path, content_type, body)
+    except BadRequest:
+        return
+    assert inbound.model is None or isinstance(inbound.model, str)
+
+
+@given(
+    st.lists(st.integers(0, 2**32 - 1), min_size=1)
+    | st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=1), min_size=1)
+)
+def test_token_ids_come_through_as_they_are(prompt: list[Any]) -> None:
+    ids = of(COMPLETIONS, prompt=prompt).token_ids
+    assert list(ids) == ([prompt] if isinstance(prompt[0], int) else prompt)
+
+
+@pytest.mark.parametrize(
+    ("part", "model"),
+    [
+        (b'Content-Disposition: form-data; name="model"\r\n\r\nwhisper\r\n', "whisper"),
+        (b"Content-Disposition: form-data; name=model\r\nContent-Type: text/plain\r\n\r\nwhisper\r\n", "whisper"),
+        (b'Content-Disposition: form-data; name="language"\r\n\r\nen\r\n', None),
+    ],
+)
+def test_a_form_says_its_model_in_a_part(part: bytes, model: str | None) -> None:
+    body = b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\n\x00\xff\r\n--x\r\n' + part + b"--x--\r\n"
+    assert read("/v1/audio/transcriptions", "multipart/form-data; boundary=x", body).model == model
+
+
+# Answers
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        (
+            {
+                "choices": [{"finish_reason": "length"}],
+                "usage": {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}},
+            },
+            Truth(9, 4, 2, "length"),
+        ),
+        (
+            {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": None}},
+            Truth(9, None, 2),
+        ),
+        (
+            {"usage": {"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}}},
+            Truth(9, 4, 2),
+        ),
+        (
+            {"type": "response.completed", "response": {"usage": {"input_tokens": 9, "output_tokens": 2}}},
+            Truth(9, None, 2),
+        ),
+        (
+            {"usage": {"input_tokens": 5, "output_tokens": 2, "cache_read_input_tokens": 4}},
+            Truth(9, 4, 2),
+        ),
+        ({"choices": [{"finish_reason": None}]}, Truth()),
+        ({"usage": None}, Truth()),
+        ({"usage": {"prompt_tokens": "many"}}, Truth()),
+        ([], Truth()),
+    ],
+)
+def test_usage_is_read_in_every_dialect(answer: Any, truth: Truth) -> None:
+    assert read_answer(json.dumps(answer).encode()) == truth
+
+
+@given(st.binary() | VALUES.map(lambda value: json.dumps(value).encode()))
+def test_any_answer_can_be_read(body: bytes) -> None:
+    read_answer(body)

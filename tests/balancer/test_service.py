@@ -1,0 +1,152 @@
+"""``balancer/service.py``: what engines tell reaches the router, in order, and what has changed with a restart is noticed."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from balancer.core import Outcome
+from balancer.facts import Described, EventSource
+from balancer.service import RouterService
+from balancer.settings import Settings
+from indexer.events import KVEvent
+from indexer.index import ReplicaId
+from indexer.stream import Apply, Step
+from indexer.wire import Batch
+from tests.support.gateways import gateway, post, split
+from tests.support.routing import MODEL, replica, request, stored
+from tests.support.upstream import upstream
+from tests.support.waiting import eventually, run
+
+A = ReplicaId("a")
+PROMPT = list(range(41))
+SOURCE = EventSource(0, "tcp://127.0.0.1:9", None, "")
+
+
+def with_service(check: Any) -> None:
+    async def begin() -> None:
+        service = RouterService(Settings())
+        await service.start()
+        try:
+            await check(service)
+        finally:
+            await service.stop()
+
+    run(begin())
+
+
+def events(*each: KVEvent) -> list[Step]:
+    return [Apply([Batch(0.0, list(each))])]
+
+
+def described(name: str, source: EventSource | None = SOURCE, **changes: object) -> Described:
+    return Described(replica(name, endpoint="http://h:1", **changes), source, ())
+
+
+async def cached(service: RouterService, prompt: Sequence[int] = PROMPT) -> int:
+    decision = await service.route(request(prompt))
+    await service.release(decision.lease, Outcome.CANCELLED)
+    return max(each.cached_tokens for each in decision.candidates)
+
+
+def test_a_flood_of_events_is_applied_in_order_without_holding_up_requests() -> None:
+    async def check(service: RouterService) -> None:
+        service._learned("http://h:1", [described("a", None)])
+        for at in range(3000):
+            service._deliver(A, events(stored([at] * 40)))
+        service._deliver(A, events(stored(PROMPT)))
+        assert await cached(service) == 0, "nothing is applied before the loop has its turn"
+        await eventually(lambda: not service._queue)
+        assert await cached(service) == 40
+        assert service.router.index.gpu.blocks(A) == 3001 * 10
+
+    with_service(check)
+
+
+def test_ranks_that_are_gone_after_a_restart_are_forgotten() -> None:
+    async def check(service: RouterService) -> None:
+        service._learned("http://h:1", [described("a"), described("b")])
+        service._learned("http://h:1", [described("a")])
+        assert [live.replica.id for live in service.router.fleet] == ["a"]
+        await eventually(lambda: set(service.publishers()) == {"a"})
+
+    with_service(check)
+
+
+def test_a_publisher_that_has_moved_is_followed_and_its_old_cache_forgotten() -> None:
+    async def check(service: RouterService) -> None:
+        service._learned("http://h:1", [described("a")])
+        service.router.observe(A, events(stored(PROMPT)))
+        service._learned("http://h:1", [described("a")])
+        assert await cached(service) == 40, "nothing has changed"
+        moved = msgspec.structs.replace(SOURCE, events="tcp://127.0.0.1:10")
+        service._learned("http://h:1", [described("a", moved)])
+        assert await cached(service) == 0
+        assert service._publishers[A].events == "tcp://127.0.0.1:10"
+        service._learned("http://h:1", [described("a", None)])
+        await eventually(lambda: not service.publishers())
+
+    with_service(check)
+
+
+def test_leases_outlive_what_is_learned_anew() -> None:
+    async def check(service: RouterService) -> None:
+        service._learned("http://h:1", [described("a")])
+        decision = await service.route(request(PROMPT))
+        service._learned("http://h:1", [described("a", max_model_len=9)])
+        (live,) = service.router.fleet
+        assert (live.in_flight, live.replica.max_model_len) == (1, 9)
+        await service.release(decision.lease, Outcome.OK)
+        assert live.in_flight == 0
+
+    with_service(check)
+
+
+def test_the_least_busy_endpoint_tokenises() -> None:
+    async def check(service: RouterService) -> None:
+        assert service.tokenizing_endpoint(MODEL) is None
+        for name in ("a", "b"):
+            service.router.put(replica(name))
+        decision = await service.route(request(PROMPT))
+        assert service.tokenizing_endpoint(MODEL) != decision.replica.endpoint
+        assert service.tokenizing_endpoint("nope") is None
+
+    with_service(check)
+
+
+def test_the_default_model_is_never_an_adapter() -> None:
+    from hashing.extras import Lora
+
+    async def check(service: RouterService) -> None:
+        service.router.put(replica("a", models=(MODEL, "sql"), adapters=(Lora("sql", "/sql"),)))
+        assert service.default_model() == MODEL
+
+    with_service(check)
+
+
+def test_the_engines_key_is_used_for_kvlbs_own_questions() -> None:
+    async def check() -> None:
+        async with upstream() as one, gateway([one.url], upstream={"api_key": "secret"}) as front:
+            body = json.dumps({"model": "m", "prompt": "text"}).encode()
+            await front.exchange(post("/v1/completions", body, "Authorization: Bearer mine"))
+            keys = {question.path: question.values("Authorization") for question in one.questions}
+            assert keys["/health"] == keys["/v1/models"] == keys["/metrics"] == ["Bearer secret"]
+            assert keys["/v1/completions/render"] == ["Bearer mine"]
+            assert one.received[0].values("Authorization") == ["Bearer mine"]
+
+    run(check())
+
+
+def test_a_replica_found_dead_by_a_request_is_back_as_soon_as_it_answers() -> None:
+    async def check() -> None:
+        async with (
+            upstream() as one,
+            gateway([one.url], health={"interval_seconds": 3600}) as front,
+        ):
+            front.service.unreachable(one.url)
+            assert not front.service.is_ready
+            await eventually(lambda: front.service.is_ready)
+            assert split(await front.exchange(post("/v1/completions", b'{"prompt":[1]}')))[0] == "HTTP/1.1 200 OK"
+
+    run(check())

@@ -1,0 +1,182 @@
+"""``balancer/settings.py``: every mistake names its setting by its path and says what would be right."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balancer import settings
+from balancer.errors import ConfigError
+from balancer.settings import ReplicaSettings, Settings
+
+REPLICA = {"url": "http://10.0.0.1:8000"}
+
+
+def fails(tree: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as told:
+        settings.convert(tree)
+    message = str(told.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_file_fills_the_tree() -> None:
+    loaded = settings.load(
+        """
+        [server]
+        port = 9000
+        [policy]
+        name = "cache_aware"
+        queue_weight = 2.0
+        [[replicas]]
+        url = "http://10.0.0.1:8000"
+        events = "tcp://10.0.0.1:5557"
+        [[replicas]]
+        url = "http://10.0.0.2:8000/"
+        """
+    )
+    assert loaded.server.port == 9000
+    assert loaded.policy.settings == {"queue_weight": 2.0}
+    assert [each.url for each in loaded.replicas] == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
+
+
+def test_an_empty_file_is_the_defaults() -> None:
+    assert settings.load("") == Settings()
+
+
+def test_converting_does_not_change_what_it_is_given() -> None:
+    tree: dict[str, Any] = {"policy": {"name": "cache_aware", "queue_weight": 2.0}}
+    settings.convert(tree)
+    assert tree == {"policy": {"name": "cache_aware", "queue_weight": 2.0}}
+
+
+def test_what_is_no_toml_is_said_so() -> None:
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        settings.load("port == 1")
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"sever": {}}, "sever: unknown setting; did you mean server?"),
+        ({"server": {"prot": 1}}, "server.prot: unknown setting; did you mean port?"),
+        ({"replicas": [REPLICA, {**REPLICA, "evnts": ""}]}, "evnts: unknown setting; did you mean events?"),
+        ({"upstream": {"xyz": 1}}, "upstream.xyz: unknown setting; there are: connect_timeout_seconds, "),
+        ({"server": {"port": "80"}}, "server.port: expected `int`, got `str`"),
+        ({"replicas": [{}]}, "replicas[0]: object missing required field `url`"),
+        ({"replicas": {}}, "replicas: expected `array`, got `object`"),
+        ({"server": 1}, "server: expected `object`, got `int`"),
+        ({"policy": 1}, "policy: expected `object`, got `int`"),
+        ({"policy": {"name": 1}}, "policy.name: expected `str`, got `int`"),
+    ],
+)
+def test_a_mistake_is_named_by_its_path(tree: dict[str, Any], message: str) -> None:
+    assert message in fails(tree)
+
+
+SECTIONS = {
+    field.name: field.type
+    for field in msgspec.structs.fields(Settings)
+    if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct) and field.name != "policy"
+}
+
+
+@given(st.sampled_from(sorted(SECTIONS)), st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=20))
+def test_every_unknown_name_gives_its_path(section: str, name: str) -> None:
+    if name not in SECTIONS[section].__struct_fields__:
+        assert fails({section: {name: 1}}).startswith(f"{section}.{name}: unknown setting; ")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "10.0.0.1:8000", "localhost", "ftp://h", "http://", "http://h:0", "http://h:x", "http://h:99999",
+        "http://[::1", "http://h/v1", "http://h?a=b", "http://h#f",
+    ],
+)  # fmt: skip
+def test_what_is_no_endpoint_is_refused_with_an_example(url: str) -> None:
+    message = fails({"replicas": [{"url": url}]})
+    assert message.startswith("replicas[0].url: ")
+    assert "give " in message
+
+
+def test_credentials_do_not_belong_into_an_address() -> None:
+    message = fails({"replicas": [{"url": "http://me:secret@h:1"}]})
+    assert "upstream.api_key" in message
+    assert "secret" not in message
+
+
+@pytest.mark.parametrize("url", ["http://h", "https://h:1", "http://[fd00::1]:8000", "http://h/"])
+def test_endpoints_are_accepted(url: str) -> None:
+    assert settings.convert({"replicas": [{"url": url}]}).replicas[0].url == url.rstrip("/")
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://*:5557", "tcp://h", "tcp://h:0", "tcp://h:65536", "h:5557", "ipc://", ""])
+@pytest.mark.parametrize("name", ["events", "replay"])
+def test_what_cannot_be_connected_to_is_refused(name: str, endpoint: str) -> None:
+    assert fails({"replicas": [{**REPLICA, name: endpoint}]}).startswith(f"replicas[0].{name}: ")
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://h:5557", "tcp://[fd00::1]:5557", "ipc:///run/kv"])
+def test_event_addresses_are_accepted(endpoint: str) -> None:
+    settings.convert({"replicas": [{**REPLICA, "events": endpoint}]})
+
+
+@pytest.mark.parametrize(
+    ("replay", "is_free"), [(5561, True), (5560, False), (5557, False), (5554, False), (5553, True)]
+)
+def test_the_ports_of_ranks_must_not_overlap(replay: int, is_free: bool) -> None:
+    replica = ReplicaSettings(url="http://h:1", events="tcp://h:5557", replay=f"tcp://h:{replay}", data_parallel_size=4)
+    tree = {"replicas": [msgspec.to_builtins(replica)]}
+    if is_free:
+        settings.convert(tree)
+    else:
+        assert "at least 4 apart" in fails(tree)
+
+
+def test_an_endpoint_is_named_once() -> None:
+    twice = [REPLICA, {"url": REPLICA["url"] + "/"}]
+    assert fails({"replicas": twice}) == "replicas: http://10.0.0.1:8000 is named twice; each endpoint is named once"
+
+
+NUMBERS = [
+    ("server", "max_body_bytes"),
+    ("tokenizer", "timeout_seconds"),
+    ("upstream", "connect_timeout_seconds"),
+    ("upstream", "read_timeout_seconds"),
+    ("upstream", "attempts"),
+    ("health", "interval_seconds"),
+    ("health", "timeout_seconds"),
+    ("health", "failures"),
+]
+
+
+@pytest.mark.parametrize(("section", "name"), NUMBERS)
+@pytest.mark.parametrize("value", [0, -1])
+def test_numbers_that_must_be_above_zero_are(section: str, name: str, value: int) -> None:
+    assert fails({section: {name: value}}) == f"{section}.{name}: {float(value) if 'seconds' in name else value} " + (
+        "cannot be used; give a number above 0"
+    )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_time_is_a_number(value: float) -> None:
+    assert fails({"health": {"interval_seconds": value}}).startswith("health.interval_seconds: ")
+
+
+@pytest.mark.parametrize(
+    ("tree", "path"),
+    [
+        ({"server": {"port": 65536}}, "server.port"),
+        ({"server": {"port": -1}}, "server.port"),
+        ({"replicas": [{**REPLICA, "block_size": 0}]}, "replicas[0].block_size"),
+        ({"replicas": [{**REPLICA, "data_parallel_size": 0}]}, "replicas[0].data_parallel_size"),
+        ({"replicas": [{**REPLICA, "data_parallel_size": 1025}]}, "replicas[0].data_parallel_size"),
+        ({"tokenizer": {"cache_bytes": -1}}, "tokenizer.cache_bytes"),
+        ({"hashing": {"memory_bytes": -1}}, "hashing.memory_bytes"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(tree: dict[str, Any], path: str) -> None:
+    assert fails(tree).startswith(f"{path}: ")

@@ -1,0 +1,203 @@
+"""``balancer/tokens.py``: a text becomes ids if a replica says them in time, and is served if it does not."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import aiohttp
+import pytest
+
+from balancer import openai
+from balancer.settings import TokenizerSettings
+from balancer.tokens import Tokenizer
+from tests.support.gateways import gateway, post, split
+from tests.support.upstream import OK, Received, Upstream, upstream
+from tests.support.waiting import run
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+TEXT = {"model": "m", "prompt": "one two"}
+TALK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def ask(tokenizer: Tokenizer, replica: Upstream, path: str, fields: dict[str, Any]) -> list[list[int]]:
+    body = json.dumps(fields).encode()
+    inbound = openai.read(path, "application/json", body)
+    prompts = await tokenizer.token_ids(replica.url, path, inbound, body, {"Authorization": "Bearer x"})
+    return [list(prompt) for prompt in prompts]
+
+
+def with_tokenizer(
+    check: Callable[[Tokenizer, Upstream], Awaitable[None]], paths: dict[str, Any], **settings: Any
+) -> None:
+    async def begin() -> None:
+        async with (
+            upstream(paths=paths) as replica,
+            aiohttp.ClientSession(skip_auto_headers=("User-Agent",)) as session,
+        ):
+            await check(Tokenizer(session, TokenizerSettings(**settings)), replica)
+
+    run(begin())
+
+
+def asked(replica: Upstream) -> list[str]:
+    return [question.path for question in replica.questions]
+
+
+def test_a_completion_is_rendered_as_a_list_and_a_conversation_as_one() -> None:
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        assert await ask(tokenizer, replica, COMPLETIONS, TEXT) == [[1, 2], [3]]
+        assert await ask(tokenizer, replica, CHAT, TALK) == [[7, 8]]
+        assert asked(replica) == ["/v1/completions/render", "/v1/chat/completions/render"]
+        assert json.loads(replica.questions[0].body) == TEXT
+        assert replica.questions[0].values("Authorization") == ["Bearer x"]
+
+    completions = b'[{"token_ids":[1,2]},{"token_ids":[3],"features":null}]'
+    with_tokenizer(check, {f"{COMPLETIONS}/render": completions, f"{CHAT}/render": b'{"token_ids":[7,8],"x":1}'})
+
+
+def test_the_same_text_is_asked_once() -> None:
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        for _ in range(3):
+            assert await ask(tokenizer, replica, COMPLETIONS, TEXT) == [[1]]
+        assert len(replica.questions) == 1
+        assert dict(tokenizer.counters) == {"asked": 1, "cached": 2}
+
+    with_tokenizer(check, {f"{COMPLETIONS}/render": b'[{"token_ids":[1]}]'})
+
+
+def test_the_same_body_on_another_path_is_another_question() -> None:
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        both = {**TEXT, **TALK}
+        assert await ask(tokenizer, replica, COMPLETIONS, both) == [[1]]
+        assert await ask(tokenizer, replica, CHAT, both) == [[2]]
+
+    with_tokenizer(check, {f"{COMPLETIONS}/render": b'[{"token_ids":[1]}]', f"{CHAT}/render": b'{"token_ids":[2]}'})
+
+
+def test_images_make_the_ids_worthless() -> None:
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        assert await ask(tokenizer, replica, CHAT, TALK) == []
+
+    with_tokenizer(check, {f"{CHAT}/render": b'{"token_ids":[2],"features":[{"x":1}]}'})
+
+
+@pytest.mark.parametrize("status", ["404 Not Found", "403 Forbidden", "405 Method Not Allowed", "501 Not Implemented"])
+def test_an_engine_without_render_is_asked_to_tokenise(status: str) -> None:
+    async def nothing_here(request: Received) -> None:
+        request.answer(b"{}", status=status)
+
+    async def tokens(request: Received) -> None:
+        fields = json.loads(request.body)
+        request.answer(json.dumps({"tokens": [len(fields.get("prompt", "")), int("messages" in fields)]}).encode())
+
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        two = {"model": "m", "prompt": ["one", "three"], "max_tokens": 3, "add_special_tokens": False}
+        assert await ask(tokenizer, replica, COMPLETIONS, two) == [[3, 0], [5, 0]]
+        assert json.loads(replica.questions[1].body).keys() == {"model", "add_special_tokens", "prompt"}
+        assert await ask(tokenizer, replica, COMPLETIONS, TEXT) == [[7, 0]]
+        assert asked(replica).count("/v1/completions/render") == 1, "it has said that there is no such path"
+        assert await ask(tokenizer, replica, CHAT, {**TALK, "temperature": 1, "tools": []}) == [[0, 1]]
+        assert json.loads(replica.questions[-1].body).keys() == {"model", "messages", "tools"}
+        tokenizer.forget_endpoint(replica.url)
+        await ask(tokenizer, replica, COMPLETIONS, {**TEXT, "prompt": "new"})
+        assert asked(replica).count("/v1/completions/render") == 2, "another engine may be there now"
+
+    with_tokenizer(check, {f"{COMPLETIONS}/render": nothing_here, f"{CHAT}/render": nothing_here, "/tokenize": tokens})
+
+
+def test_what_tokenize_cannot_render_is_not_asked() -> None:
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        assert await ask(tokenizer, replica, "/v1/responses", {"model": "m", "input": "hi"}) == []
+        assert await ask(tokenizer, replica, "/v1/messages", {**TALK, "system": "s"}) == []
+        assert "/tokenize" not in asked(replica)
+
+    with_tokenizer(check, {"/tokenize": b'{"tokens":[1]}'})
+
+
+async def _silence(request: Received) -> None: ...
+
+
+async def _break_off(request: Received) -> None:
+    request.reset()
+
+
+def _says(body: bytes, status: str = "200 OK") -> Callable[[Received], Awaitable[None]]:
+    async def answer(request: Received) -> None:
+        request.answer(body, status=status)
+
+    return answer
+
+
+FAILURES: dict[str, Callable[[Received], Awaitable[None]]] = {
+    "silence": _silence,
+    "reset": _break_off,
+    "400": _says(b"{}", "400 Bad Request"),
+    "503": _says(b"{}", "503 Busy"),
+    "no json": _says(b"<html>"),
+    "no ids": _says(b'[{"token_ids":"x"}]'),
+    "negative ids": _says(b'[{"token_ids":[-1]}]'),
+    "ids beyond 32 bits": _says(b'[{"token_ids":[4294967296]}]'),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_what_cannot_be_tokenised_is_still_served(name: str) -> None:
+    async def check() -> None:
+        async with (
+            upstream(paths={f"{COMPLETIONS}/render": FAILURES[name]}) as replica,
+            gateway([replica.url], tokenizer={"timeout_seconds": 0.05}) as front,
+        ):
+            body = json.dumps(TEXT).encode()
+            for count in (1, 2):
+                status, headers, answer = split(await front.exchange(post(COMPLETIONS, body)))
+                assert (status, answer) == ("HTTP/1.1 200 OK", OK)
+                assert dict(headers)["x-kvlb-predicted"] == "unknown"
+                assert front.service.tokenizer.counters["failed"] == count
+            assert front.is_idle()
+
+    run(check())
+
+
+def test_memory_stays_within_its_bound() -> None:
+    async def tokens(request: Received) -> None:
+        request.answer(json.dumps([{"token_ids": list(range(100))}]).encode())
+
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        texts = [{**TEXT, "prompt": str(at)} for at in range(8)]
+        for text in texts:
+            await ask(tokenizer, replica, COMPLETIONS, text)
+        assert len(tokenizer._known) == 3
+        await ask(tokenizer, replica, COMPLETIONS, texts[-3])
+        await ask(tokenizer, replica, COMPLETIONS, texts[0])
+        await ask(tokenizer, replica, COMPLETIONS, texts[-3])
+        assert tokenizer.counters["cached"] == 2, "what was used last is kept"
+
+    with_tokenizer(check, {f"{COMPLETIONS}/render": tokens}, cache_bytes=3 * 700)
+
+
+def test_a_text_asked_for_twice_at_once_is_counted_once() -> None:
+    async def tokens(request: Received) -> None:
+        await asyncio.sleep(0)
+        request.answer(b'[{"token_ids":[1,2,3]}]')
+
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        found: Sequence[list[list[int]]] = await asyncio.gather(
+            *(ask(tokenizer, replica, COMPLETIONS, TEXT) for _ in range(5))
+        )
+        assert list(found) == [[[1, 2, 3]]] * 5
+        for at in range(40):  # a bound that is wrong by what was counted twice would empty the memory below zero
+            await ask(tokenizer, replica, COMPLETIONS, {**TEXT, "prompt": str(at)})
+        held = sum(200 + 64 + 4 * 3 for _ in tokenizer._known)
+        assert tokenizer._known_bytes == held <= 1000
+
+    with_tokenizer(check, {f"{COMPLETIONS}/render": tokens}, cache_bytes=1000)
+
+
+def test_no_memory_means_none() -> None:
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        for _ in range(2):
+            assert await ask(tokenizer, replica, COMPLETIONS, TEXT) == [[1]]
+        assert len(replica.questions) == 2
+
+    with_tokenizer(check, {f"{COMPLETIONS}/render": b'[{"token_ids":[1]}]'}, cache_bytes=0)

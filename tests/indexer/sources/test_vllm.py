@@ -1,0 +1,450 @@
+"""The reader against real sockets on loopback: whatever publishers do, each one's batches arrive in order, and only its own."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from indexer.index import ReplicaId
+from indexer.sources import vllm
+from indexer.sources.vllm import EventReader, Publisher, PublisherStatus, ReaderSettings
+from indexer.stream import Apply, Forget, Lost, Step
+from tests.indexer.samples import CLEARED_ARRAY, payload, stored_array, stored_map
+from tests.indexer.sources.publisher import FakePublisher
+
+A, B = ReplicaId("A"), ReplicaId("B")
+DEADLINE = 20.0
+SETTINGS = ReaderSettings(replay_timeout=0.4, recheck_first=0.2, recheck_idle=0.5)
+
+
+class Received:
+    """What was delivered, by replica; waits instead of sleeping."""
+
+    def __init__(self) -> None:
+        self.applied: dict[ReplicaId, list[float]] = {A: [], B: []}  # timestamps since the last Forget
+        self.forgotten: dict[ReplicaId, int] = {A: 0, B: 0}
+        self.lost: dict[ReplicaId, list[Lost]] = {A: [], B: []}
+        self.skipped = 0
+        self.fails_for: ReplicaId | None = None
+        self._news = threading.Condition()
+
+    def deliver(self, replica: ReplicaId, steps: list[Step]) -> None:
+        with self._news:
+            for step in steps:
+                self._take(replica, step)
+            self._news.notify_all()
+        if replica == self.fails_for:
+            raise ValueError("the consumer has a fault")
+
+    def _take(self, replica: ReplicaId, step: Step) -> None:
+        match step:
+            case Apply(batches):
+                self.applied[replica] += [batch.timestamp for batch in batches]
+                self.skipped += sum(len(batch.skipped) for batch in batches)
+            case Forget():
+                self.forgotten[replica] += 1
+                self.applied[replica].clear()
+            case Lost():
+                self.lost[replica].append(step)
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        with self._news:
+            assert self._news.wait_for(condition, DEADLINE), f"{self.applied}, {self.forgotten}, {self.lost}"
+
+    def wait_for(self, replica: ReplicaId, *timestamps: float) -> None:
+        self.wait(lambda: self.applied[replica] == list(timestamps))
+
+
+@pytest.fixture
+def received() -> Received:
+    return Received()
+
+
+@pytest.fixture
+def reader(received: Received) -> Iterator[EventReader]:
+    reader = EventReader(received.deliver, SETTINGS)
+    yield reader
+    reader.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., FakePublisher]]:
+    started: list[FakePublisher] = []
+
+    def make(**options: object) -> FakePublisher:
+        started.append(FakePublisher(**options))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield make
+    for publisher in started:
+        publisher.stop()
+
+
+Start = Callable[..., FakePublisher]
+
+
+def subscribe(reader: EventReader, publisher: FakePublisher, replica: ReplicaId = A, topic: str = "") -> None:
+    reader.add(Publisher(replica, publisher.events, publisher.replay, topic))
+
+
+def until(reader: EventReader, condition: Callable[[PublisherStatus], bool], replica: ReplicaId = A) -> PublisherStatus:
+    """The status once the condition holds."""
+    tick = threading.Event()
+    for _ in range(int(DEADLINE / 0.01)):
+        status = reader.status().get(replica)
+        if status is not None and condition(status):
+            return status
+        tick.wait(0.01)
+    raise AssertionError(f"never came: {reader.status()}")
+
+
+def is_settled(status: PublisherStatus) -> bool:
+    return status.is_connected and status.is_complete and not status.is_replaying
+
+
+def batch(time: float, form: str = "map") -> bytes:
+    return payload(stored_array([1]) if form == "array" else stored_map([1]), timestamp=time)
+
+
+# The common way -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["map", "array"])
+@pytest.mark.parametrize("has_topic_in_replay", [True, False])
+def test_a_late_subscriber_gets_the_past_and_then_the_present(
+    start: Start, reader: EventReader, received: Received, form: str, has_topic_in_replay: bool
+) -> None:
+    publisher = start(has_topic_in_replay=has_topic_in_replay, topic=b"kv@[fd00::1]:8000@m")
+    for time in (0.0, 1.0, 2.0):
+        publisher.publish(batch(time, form))
+    subscribe(reader, publisher)
+    received.wait_for(A, 0.0, 1.0, 2.0)
+    until(reader, is_settled)
+    publisher.publish(batch(3.0, form))
+    received.wait_for(A, 0.0, 1.0, 2.0, 3.0)
+    status = until(reader, is_settled)
+    assert (status.incarnation, status.next_sequence, received.skipped) == (0, 4, 0)
+    assert status.counters.get("malformed_messages", 0) == 0
+
+
+def test_without_replay_the_present_alone(start: Start, reader: EventReader, received: Received) -> None:
+    publisher = start(has_replay=False)
+    publisher.publish(batch(0.0))
+    subscribe(reader, publisher)
+    until(reader, lambda status: status.is_connected)
+    tick = threading.Event()
+    while not received.applied[A]:  # the handshake is done before the subscription has arrived
+        publisher.publish(batch(float(len(publisher.buffer))))
+        tick.wait(0.01)
+    assert received.lost[A][0].first == 0
+    assert not until(reader, lambda status: status.next_sequence is not None).is_complete
+
+
+def test_a_lost_live_batch_is_asked_for(start: Start, reader: EventReader, received: Received) -> None:
+    publisher = start()
+    subscribe(reader, publisher)
+    until(reader, is_settled)
+    publisher.publish(batch(0.0))
+    publisher.publish(batch(1.0), is_lost=True)
+    publisher.publish(batch(2.0))
+    received.wait_for(A, 0.0, 1.0, 2.0)
+    until(reader, is_settled)
+    assert not received.lost[A]
+
+
+def test_the_last_batch_before_a_pause_is_found_by_a_recheck(
+    start: Start, reader: EventReader, received: Received
+) -> None:
+    publisher = start()
+    subscribe(reader, publisher)
+    until(reader, is_settled)
+    publisher.publish(batch(0.0), is_lost=True)
+    received.wait_for(A, 0.0)
+
+
+def test_two_publishers_do_not_mix(start: Start, reader: EventReader, received: Received) -> None:
+    """Same topic, same numbers: identity is the connection's."""
+    for replica, base in ((A, 100.0), (B, 200.0)):
+        publisher = start(topic=b"kv-events")
+        subscribe(reader, publisher, replica)
+        until(reader, is_settled, replica)
+        for number in range(5):
+            publisher.publish(batch(base + number))
+    received.wait_for(A, *(100.0 + number for number in range(5)))
+    received.wait_for(B, *(200.0 + number for number in range(5)))
+
+
+def test_what_is_not_read_in_one_turn_is_read_in_the_next(
+    start: Start, reader: EventReader, received: Received, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm, "READ_AT_ONCE", 7)
+    monkeypatch.setattr(vllm._receive_all, "__defaults__", (7,))
+    publisher = start()
+    times = [float(number) for number in range(1_000)]
+    for time in times[:500]:
+        publisher.publish(batch(time))
+    subscribe(reader, publisher)
+    received.wait(lambda: len(received.applied[A]) >= 500)
+    for time in times[500:]:
+        publisher.publish(batch(time))
+    received.wait_for(A, *times)
+
+
+# Replays that fail ----------------------------------------------------------------------------------------------------
+
+
+def test_frames_that_a_replay_has_dropped_are_asked_for_again(
+    start: Start, reader: EventReader, received: Received
+) -> None:
+    publisher = start(drops=[{3, 4, 8, 9}, {8}, {9}], drops_end=1)
+    times = [float(number) for number in range(10)]
+    for time in times:
+        publisher.publish(batch(time))
+    subscribe(reader, publisher)
+    received.wait_for(A, *times)
+    until(reader, is_settled)
+    assert publisher.asked[:3] == [0, 3, 8]
+
+
+def test_a_replay_socket_that_never_answers_does_not_stop_the_live_stream(
+    start: Start, reader: EventReader, received: Received
+) -> None:
+    publisher = start(is_mute=True)
+    publisher.publish(batch(0.0))
+    subscribe(reader, publisher)
+    until(reader, lambda status: status.counters.get("replays_unanswered", 0) >= 1)
+    publisher.publish(batch(1.0))
+    received.wait_for(A, 1.0)
+    publisher.publish(batch(2.0))
+    received.wait_for(A, 1.0, 2.0)
+    assert received.lost[A] == [Lost(0, 0)]
+    assert not until(reader, lambda status: status.next_sequence == 3).is_complete
+
+
+def test_a_replay_address_that_cannot_be_used_does_not_stop_the_live_stream(
+    start: Start, reader: EventReader, received: Received, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher = start(has_replay=False)
+    reader.add(Publisher(A, publisher.events, "tcp://no port"))
+    until(reader, lambda status: status.counters.get("replays_unanswered", 0) >= 1)
+    publisher.publish(batch(0.0))
+    received.wait_for(A, 0.0)
+    assert "no replay from tcp://no port" in caplog.text
+    assert len(caplog.records) <= 10, "no busy loop"
+
+
+# Restarts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_replay", [True, False])
+def test_twenty_restarts_on_the_same_port(
+    start: Start, reader: EventReader, received: Received, has_replay: bool
+) -> None:
+    publisher = start(has_replay=has_replay)
+    subscribe(reader, publisher)
+    tick = threading.Event()
+    for life in range(20):
+        first = 1_000.0 * (life + 1)
+        connections = life + 1
+        until(reader, lambda status, at_least=connections: status.counters.get("connections", 0) >= at_least)  # type: ignore[misc]
+        while not any(time >= first for time in list(received.applied[A])):
+            publisher.publish(batch(first + len(publisher.buffer)))
+            tick.wait(0.01)
+        times = [first + number for number in range(len(publisher.buffer))]
+        if has_replay:
+            received.wait_for(A, *times)
+        else:
+            received.wait(lambda times=times, first=first: all(time >= first for time in received.applied[A]))  # type: ignore[misc]
+        publisher.stop()
+        publisher.start()
+    assert received.forgotten[A] >= 19
+
+
+def test_a_restart_whose_numbers_go_on_where_the_old_ones_ended(
+    start: Start, reader: EventReader, received: Received
+) -> None:
+    """The new engine has published more than the old one before the subscriber is back; nothing of both may mix."""
+    publisher = start()
+    subscribe(reader, publisher)
+    for number in range(5):
+        publisher.publish(batch(float(number)))
+    received.wait(lambda: len(received.applied[A]) == 5)
+    publisher.stop()
+    publisher.start()
+    times = [1_000.0 + number for number in range(50)]
+    for time in times:
+        publisher.publish(batch(time), is_lost=True)
+    received.wait_for(A, *times)
+    until(reader, is_settled)
+    assert (received.forgotten[A], received.lost[A]) == (1, [])
+
+
+def test_a_publisher_that_is_away_is_not_called_complete(start: Start, reader: EventReader, received: Received) -> None:
+    publisher = start()
+    subscribe(reader, publisher)
+    until(reader, is_settled)
+    publisher.stop()
+    status = until(reader, lambda status: not status.is_connected)
+    assert not status.is_complete
+    publisher.start()
+    until(reader, is_settled)
+
+
+# Garbage --------------------------------------------------------------------------------------------------------------
+
+
+def test_one_publishers_garbage_disturbs_neither_it_nor_another(
+    start: Start, reader: EventReader, received: Received
+) -> None:
+    bad, good = start(), start()
+    subscribe(reader, bad, A)
+    subscribe(reader, good, B)
+    for replica in (A, B):
+        until(reader, is_settled, replica)
+    bad.publish(batch(1.0))
+    received.wait_for(A, 1.0)
+    for frames in ((b"",), (b"", bytes(8)), (b"", bytes(7), b"\x90"), (b"", bytes(8), b"\x90", b"", b"")):
+        bad.send(*frames)
+    bad.publish(b"\xc1garbage")
+    bad.publish(payload(stored_map([1]), "garbage", CLEARED_ARRAY, timestamp=3.0))
+    good.publish(batch(5.0))
+    received.wait_for(A, 1.0, 0.0, 3.0)
+    received.wait_for(B, 5.0)
+    status = until(reader, lambda status: status.counters.get("malformed_messages", 0) == 4)
+    assert (received.skipped, status.counters["events_skipped"], status.is_complete) == (2, 2, True)
+    assert until(reader, is_settled, B).counters.get("events_skipped", 0) == 0
+    assert received.forgotten == {A: 0, B: 0}
+
+
+def test_a_wrong_topic_is_told(
+    start: Start, reader: EventReader, received: Received, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher = start(topic=b"other")
+    publisher.publish(batch(0.0))
+    publisher.publish(batch(1.0))
+    subscribe(reader, publisher, topic="kv-events")
+    received.wait_for(A, 0.0, 1.0)
+    assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
+        "A: publishes under topic b'other', subscribed to 'kv-events': no live events will come"
+    ]
+
+
+def test_an_address_that_cannot_be_used_costs_that_publisher(
+    start: Start, reader: EventReader, received: Received, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader.add(Publisher(B, "not an address"))
+    publisher = start()
+    subscribe(reader, publisher)
+    publisher.publish(batch(0.0))
+    received.wait_for(A, 0.0)
+    assert B not in reader.status()
+    assert "no subscription to not an address" in caplog.text
+
+
+def test_a_consumer_that_fails_for_one_replica_costs_that_replica_a_fresh_start(
+    start: Start,
+    reader: EventReader,
+    received: Received,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(vllm, "RESTART_DELAY", 0.05)
+    failing, good = start(), start()
+    received.fails_for = A
+    subscribe(reader, failing, A)
+    subscribe(reader, good, B)
+    failing.publish(batch(0.0))
+    received.wait(lambda: received.forgotten[A] >= 1)
+    good.publish(batch(5.0))
+    received.wait_for(B, 5.0)
+    received.fails_for = None
+    received.wait_for(A, 0.0)
+    assert "the consumer has a fault" in caplog.text
+
+
+# Coming and going -----------------------------------------------------------------------------------------------------
+
+
+def test_a_replica_that_is_removed_is_no_longer_heard_and_may_come_back(
+    start: Start, reader: EventReader, received: Received
+) -> None:
+    publisher = start()
+    publisher.publish(batch(0.0))
+    subscribe(reader, publisher)
+    received.wait_for(A, 0.0)
+    reader.remove(A)
+    reader.remove(A)
+    tick = threading.Event()
+    while reader.status():
+        tick.wait(0.01)
+    received.applied[A].clear()
+    publisher.publish(batch(1.0))
+    subscribe(reader, publisher)
+    received.wait_for(A, 0.0, 1.0)
+    assert until(reader, is_settled).incarnation == 0
+
+
+def test_a_publisher_of_the_same_replica_is_replaced(start: Start, reader: EventReader, received: Received) -> None:
+    first, second = start(), start()
+    subscribe(reader, first)
+    until(reader, is_settled)
+    subscribe(reader, second)
+    second.publish(batch(7.0))
+    received.wait_for(A, 7.0)
+    assert len(reader.status()) == 1
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files in /proc")
+
+
+@needs_proc
+def test_addresses_that_cannot_be_used_leave_no_socket_behind(
+    start: Start, reader: EventReader, received: Received
+) -> None:
+    publisher = start()
+    publisher.publish(batch(0.0))
+    subscribe(reader, publisher)
+    received.wait_for(A, 0.0)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        reader.add(Publisher(B, "not an address"))
+    subscribe(reader, publisher, B)
+    received.wait_for(B, 0.0)
+    tick = threading.Event()
+    for _ in range(200):  # ZMQ closes them in a thread of its own
+        if len(os.listdir("/proc/self/fd")) < before + 20:
+            return
+        tick.wait(0.02)
+    raise AssertionError("50 sockets are still open")
+
+
+@needs_proc
+def test_closing_leaves_no_thread_and_no_open_file(start: Start, received: Received) -> None:
+    publisher = start()
+    publisher.publish(batch(0.0))
+
+    def live() -> tuple[int, set[str]]:
+        threads = {thread.name for thread in threading.enumerate()}
+        return len(os.listdir("/proc/self/fd")), threads
+
+    before = live()
+    for _ in range(3):
+        received.applied[A].clear()
+        reader = EventReader(received.deliver, SETTINGS)
+        subscribe(reader, publisher)
+        for _ in range(20):
+            reader.add(Publisher(B, "not an address"))
+        received.wait_for(A, 0.0)
+        reader.close()
+        reader.close()
+        reader.add(Publisher(B, publisher.events))
+        assert not reader.status()
+    tick = threading.Event()
+    for _ in range(200):  # the publisher closes its ends when it notices
+        if live() == before:
+            return
+        tick.wait(0.02)
+    assert live() == before

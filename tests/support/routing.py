@@ -1,0 +1,53 @@
+"""Replicas, requests and events in their smallest form, for tests of the pure core."""
+
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+from balancer.core import Candidate, Replica, RouteRequest
+from balancer.hashes import PromptHashes
+from hashing.chain import Chain
+from hashing.extras import Extras, Lora
+from hashing.recipes import Recipe
+from indexer.events import EMPTY, BlockStored
+from indexer.index import ReplicaId
+
+RECIPE = Recipe(block_size=4)
+MODEL = "m"
+
+
+def replica(name: str, **changes: object) -> Replica:
+    """A replica of ``MODEL`` that hashes with ``RECIPE``."""
+    plain = Replica(id=ReplicaId(name), endpoint=f"http://{name}:8000", models=(MODEL,), recipe=RECIPE)
+    return msgspec.structs.replace(plain, **changes)
+
+
+def request(*prompts: Sequence[int], salt: str | None = None, **changes: object) -> RouteRequest:
+    """A request for ``MODEL`` with these token ids."""
+    plain = RouteRequest(
+        model=MODEL,
+        hashes=PromptHashes(prompts, salt, None),
+        prompt_lengths=tuple(len(prompt) for prompt in prompts),
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+def stored(
+    tokens: Sequence[int], *, salt: str | None = None, lora: Lora | None = None, recipe: Recipe = RECIPE
+) -> BlockStored:
+    """The event of a replica that has computed all full blocks of ``tokens``."""
+    chain = Chain(recipe, array("I", tokens), Extras(lora=lora, salt=salt))
+    return BlockStored(
+        block_hashes=list(chain.keys(len(chain))),
+        parent_block_hash=None,
+        token_ids=EMPTY,
+        block_size=recipe.block_size,
+        medium="GPU",
+    )
+
+
+def candidate(name: str, *, prompt: int = 100, cached: int = 0, queued: int = 0, flight: int = 0) -> Candidate:
+    return Candidate(
+        replica=ReplicaId(name), prompt_tokens=prompt, cached_tokens=cached, queued_tokens=queued, in_flight=flight
+    )
