@@ -1,41 +1,21 @@
-"""How long hashing a prompt takes: ``python tests/bench/bench_hashing.py``, one JSON line a case.
+"""How long hashing a prompt takes: ``python -m tests.bench.bench_hashing``, one JSON line a case.
 
 cold: a chain of tokens never seen, with an empty memory. warm: the same prompt once more. extended: a prompt that shares
 its first nine tenths with a remembered one. Each includes building the ``Chain``; CPU time in milliseconds.
 """
 
-import platform
 import random
-import ssl
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
-from pathlib import Path
 from typing import get_args
-
-import msgspec
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from hashing.chain import Chain, ChainMemory
 from hashing.recipes import Algorithm, Recipe
+from tests.bench.report import report
 
 REPEATS = 15
 VOCABULARY = 128_000
-
-
-def machine() -> dict[str, str]:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "python": platform.python_version(),
-        "openssl": ssl.OPENSSL_VERSION,
-        "xxhash": version("xxhash"),
-        "cpu": models[0] if models else platform.processor(),
-    }
 
 
 def measure(prepare: Callable[[], ChainMemory], hash_all: Callable[[ChainMemory], object]) -> dict[str, float]:
@@ -74,9 +54,13 @@ def main() -> None:
     ]
     cases += [(algorithm, 131_072, 16) for algorithm in get_args(Algorithm) if algorithm != "sha256"]
     for algorithm, length, block_size in cases:
-        inputs = {"algorithm": algorithm, "tokens": length, "block_size": block_size, "repeats": REPEATS}
-        measured = case(Recipe(algorithm, block_size, seed="0"), everything[:length])
-        print(msgspec.json.encode(inputs | measured | machine()).decode(), flush=True)
+        inputs: dict[str, object] = {
+            "algorithm": algorithm,
+            "tokens": length,
+            "block_size": block_size,
+            "repeats": REPEATS,
+        }
+        report("hashing", inputs, dict(case(Recipe(algorithm, block_size, seed="0"), everything[:length])))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ the repetitions counts. ``memory`` measures in fresh processes.
 
 import argparse
 import gc
-import json
 import os
-import platform
 import random
 import subprocess
 import sys
@@ -25,27 +23,13 @@ from indexer.index import CacheIndex, ReplicaId
 from indexer.predicted import PredictedBlocks
 from indexer.stream import Apply, EventStream
 from indexer.wire import decode
+from tests.bench.report import report
 
 SEQUENCE: Final = 512
 """Blocks of one stored sequence."""
 BLOCK_SIZE: Final = 16
 BLOCKS_PER_EVENT: Final = (1, 8, 16, 64, 512)
 REPLICA: Final = ReplicaId("replica")
-
-
-def report(bench: str, inputs: dict[str, object], figures: dict[str, object]) -> None:
-    versions = {"python": platform.python_version(), "msgspec": msgspec.__version__}
-    machine = {"cpu": _cpu_model(), "cores": os.cpu_count(), "system": platform.system()}
-    line = {"bench": bench, **figures, "inputs": inputs, "versions": versions, "machine": machine}
-    print(json.dumps(line), flush=True)
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def hashes(count: int, seed: int) -> list[int]:
