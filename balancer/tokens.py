@@ -70,7 +70,11 @@ class Tokenizer:
     async def token_ids(
         self, endpoint: str, path: str, inbound: Inbound, body: bytes, headers: Mapping[str, str]
     ) -> Prompts:
-        """The prompts of a text request, as ``endpoint`` would tokenise them; empty when that cannot be learnt in time."""
+        """The prompts of a text request, as ``endpoint`` would tokenise them; empty when that cannot be learnt in time.
+
+        Raises:
+            aiohttp.ClientConnectorError: nobody listens at ``endpoint``; another one can still be asked.
+        """
         key = xxhash.xxh3_128_digest(path.encode() + b"\0" + body)
         known = self._known.get(key)
         if known is not None:
@@ -80,6 +84,8 @@ class Tokenizer:
         try:
             async with asyncio.timeout(self._settings.timeout_seconds):
                 prompts = await self._ask(endpoint, path, inbound, body, headers)
+        except aiohttp.ClientConnectorError:
+            raise
         except (TimeoutError, aiohttp.ClientError, OSError, OverflowError, msgspec.MsgspecError) as error:
             self.counters["failed"] += 1
             log.debug("%s cannot tokenise a request to %s: %r", endpoint, path, error)

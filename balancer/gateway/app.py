@@ -4,6 +4,7 @@ Knows the paths that are served here and the list of those that are forwarded; e
 engine's own administration can be reached through it.
 """
 
+import logging
 import time
 from typing import Any
 
@@ -15,6 +16,8 @@ from balancer.errors import NoReplica, RequestError, UnknownModel, UnknownPath
 from balancer.gateway.proxy import Proxy, canonical, error_response
 from balancer.metrics import Metrics
 from balancer.service import RouterService
+
+log = logging.getLogger(__name__)
 
 
 def build_app(service: RouterService) -> web.Application:
@@ -53,6 +56,13 @@ async def _translate_errors(request: web.Request, handler: Any) -> web.StreamRes
         refused.set_status(405)
         refused.headers["Allow"] = allowed
         return refused
+    except web.HTTPException:
+        raise
+    except Exception:
+        if request.writer.output_size:  # the answer has begun: all that is left is to break it off
+            raise
+        log.exception("%s %s failed", request.method, request.path)
+        return error_response(RequestError("kvlb itself has failed; its log says where"))
     return response
 
 

@@ -13,6 +13,7 @@ from typing import Final
 import aiohttp
 import msgspec
 from aiohttp import web
+from multidict import CIMultiDict
 from yarl import URL
 
 from balancer import openai
@@ -29,6 +30,7 @@ from balancer.metrics import Metrics
 from balancer.openai import Inbound
 from balancer.service import RouterService
 from balancer.sse import BodyWatch, StreamWatch
+from balancer.tokens import Prompts
 from balancer.upstream import payload
 from indexer.index import ReplicaId
 
@@ -66,10 +68,7 @@ class Proxy:
     ) -> RouteRequest:
         prompts = inbound.token_ids
         if inbound.has_text:
-            endpoint = self._service.tokenizing_endpoint(model)
-            if endpoint is not None:
-                questions = headers.for_questions(request.headers)
-                prompts = await self._service.tokenizer.token_ids(endpoint, path, inbound, body, questions)
+            prompts = await self._tokenise(headers.for_questions(request.headers), path, inbound, model, body)
         return RouteRequest(
             model=model,
             hashes=self._service.hashes(prompts, inbound.salt),
@@ -78,6 +77,20 @@ class Proxy:
             reads_cache=inbound.reads_cache,
             is_comparable=inbound.is_comparable and len(prompts) == 1,
         )
+
+    async def _tokenise(
+        self, questions: CIMultiDict[str], path: str, inbound: Inbound, model: str, body: bytes
+    ) -> Prompts:
+        """The tokens of a text request. An endpoint where nobody listens is lost, and another one is asked."""
+        for _ in range(self._settings.upstream.attempts):
+            endpoint = self._service.tokenizing_endpoint(model)
+            if endpoint is None:
+                break
+            try:
+                return await self._service.tokenizer.token_ids(endpoint, path, inbound, body, questions)
+            except aiohttp.ClientConnectorError:
+                self._service.unreachable(endpoint)
+        return ()
 
     async def _forward(
         self, request: web.Request, path: str, wanted: RouteRequest, body: bytes, started: float

@@ -2,12 +2,24 @@
 
 import importlib.machinery
 import importlib.util
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from balancer import cli
 from balancer.errors import BalancerError, ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _restored_logging() -> Iterator[None]:
+    """``serve`` sets up the process's logging; the next test is none of its business."""
+    root, aiohttp_server = logging.getLogger(), logging.getLogger("aiohttp.server")
+    handlers, level, filters = root.handlers[:], root.level, aiohttp_server.filters[:]
+    yield
+    root.handlers[:], aiohttp_server.filters[:] = handlers, filters
+    root.setLevel(level)
 
 
 def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str]:

@@ -26,6 +26,16 @@ def test_requests_are_counted_by_model_path_and_outcome() -> None:
     run(check())
 
 
+def test_tokens_that_nobody_knows_are_not_counted_as_a_guess() -> None:
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            await front.exchange(post(PATH, b'{"model":"m","prompt":"some text that nobody tokenises"}'))
+            assert await total(front, "kvlb_requests_total", outcome="ok") == 1
+            assert await front.samples("kvlb_routed_prompt_tokens_total") == []
+
+    run(check())
+
+
 def test_what_clients_invent_makes_no_new_series() -> None:
     async def check() -> None:
         async with upstream() as replica, gateway([replica.url]) as front:

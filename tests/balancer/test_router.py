@@ -179,6 +179,15 @@ def test_a_block_evicted_after_it_was_confirmed_is_not_expected_any_more() -> No
     assert cached(owner, request(PROMPT)) == {"a": 0}
 
 
+def test_a_block_that_was_held_and_is_evicted_is_not_expected_of_who_came_for_it() -> None:
+    owner = router("a")
+    event = stored(PROMPT)
+    owner.observe(A, events(event))
+    owner.route(request(PROMPT), 0.0, 0.0)
+    owner.observe(A, events(BlockRemoved(block_hashes=event.block_hashes)))
+    assert cached(owner, request(PROMPT)) == {"a": 0}
+
+
 # News of a cache's end
 
 

@@ -90,6 +90,20 @@ def test_a_publisher_that_has_moved_is_followed_and_its_old_cache_forgotten() ->
     with_service(check)
 
 
+def test_an_engine_that_is_back_is_asked_anew_whether_it_can_render() -> None:
+    async def check() -> None:
+        async with upstream() as one, gateway([one.url]) as front:
+            bodies = [json.dumps({"model": "m", "prompt": text}).encode() for text in ("one", "two")]
+            answers = [split(await front.exchange(post("/v1/completions", bodies[0])))]
+            one.paths["/v1/completions/render"] = b'[{"token_ids":[1,2,3]}]'
+            front.service.unreachable(one.url)
+            await eventually(lambda: front.service.is_ready)
+            answers.append(split(await front.exchange(post("/v1/completions", bodies[1]))))
+            assert [dict(headers)["x-kvlb-predicted"] for _, headers, _ in answers] == ["unknown", "exact"]
+
+    run(check())
+
+
 def test_leases_outlive_what_is_learned_anew() -> None:
     async def check(service: RouterService) -> None:
         service._learned("http://h:1", [described("a")])

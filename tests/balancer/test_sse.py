@@ -97,6 +97,11 @@ def test_an_event_over_the_limit_passes_unread_however_it_is_cut(step: int, size
     assert seen.truth() == (Truth(40, 32, 3) if is_read else Truth())
 
 
+def test_the_rest_of_an_event_over_the_limit_is_not_taken_for_an_event() -> None:
+    seen = watch(b"data: " + b"x" * MAX_EVENT, event({"usage": USAGE}))
+    assert seen.truth() == Truth()
+
+
 def test_what_follows_an_event_over_the_limit_is_read() -> None:
     stream = padded(2 * MAX_EVENT + 7) + CHAT
     seen = watch(*(stream[at : at + 65_536] for at in range(0, len(stream), 65_536)))

@@ -1,6 +1,7 @@
 """``balancer/tokens.py``: a text becomes ids if a replica says them in time, and is served if it does not."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -129,6 +130,9 @@ def _says(body: bytes, status: str = "200 OK") -> Callable[[Received], Awaitable
     return answer
 
 
+BLIND: dict[str, Any] = {"health": {"interval_seconds": 3600}}
+"""Settings of a gateway that finds out about failures by its requests alone."""
+
 FAILURES: dict[str, Callable[[Received], Awaitable[None]]] = {
     "silence": _silence,
     "reset": _break_off,
@@ -155,6 +159,23 @@ def test_what_cannot_be_tokenised_is_still_served(name: str) -> None:
                 assert dict(headers)["x-kvlb-predicted"] == "unknown"
                 assert front.service.tokenizer.counters["failed"] == count
             assert front.is_idle()
+
+    run(check())
+
+
+def test_where_nobody_listens_another_replica_is_asked() -> None:
+    async def check() -> None:
+        paths = {f"{COMPLETIONS}/render": b'[{"token_ids":[1,2,3]}]'}
+        async with contextlib.AsyncExitStack() as stack:
+            gone = await stack.enter_async_context(upstream(paths=paths))
+            async with upstream(paths=paths) as stays, gateway([gone.url, stays.url], **BLIND) as front:
+                await stack.aclose()
+                for at in range(6):  # each is asked first about as often as the other
+                    body = json.dumps({**TEXT, "prompt": str(at)}).encode()
+                    status, headers, _ = split(await front.exchange(post(COMPLETIONS, body)))
+                    assert status == "HTTP/1.1 200 OK"
+                    assert dict(headers)["x-kvlb-predicted"] == "exact"
+                assert len(stays.received) == 6
 
     run(check())
 

@@ -26,11 +26,13 @@ from indexer.wire import decode
 from tests.real.engines import RealEngine, start_engine
 
 NUM_BLOCKS: Final = 96
-ENGINE_ARGS: Final = ("--num-gpu-blocks-override", str(NUM_BLOCKS), "--max-num-batched-tokens", "512")
-"""A pool that the traffic overflows many times, and a budget that cuts long prompts into chunks."""
+ENGINE_ARGS: Final = (
+    *("--num-gpu-blocks-override", str(NUM_BLOCKS), "--max-num-batched-tokens", "512"),
+    *("--logits-processors", "slow_tokens:SlowTokens"),
+)
+"""A pool that the traffic overflows many times, a budget that cuts long prompts into chunks, and requests that take long."""
 
-MAX_MODEL_LEN: Final = 2944
-"""92 of the 96 blocks: long enough that a client can leave in the middle of an answer."""
+MAX_MODEL_LEN: Final = 2048
 
 END_MARKER: Final = b"\xff" * 8
 SETTLE_SECONDS: Final = 20.0
@@ -73,7 +75,8 @@ class Engines:
     def _start(self, at: int) -> RealEngine:
         log = self._folder / f"vllm-{at}-{len(self._logs)}.log"
         self._logs.append(log)
-        return start_engine(*self._ports[at], *ENGINE_ARGS, max_model_len=MAX_MODEL_LEN, log=log)
+        env = {"PYTHONPATH": str(Path(__file__).parent)}  # slow_tokens
+        return start_engine(*self._ports[at], *ENGINE_ARGS, env=env, max_model_len=MAX_MODEL_LEN, log=log)
 
     def restart(self, at: int) -> RealEngine:
         """Another one in its place; not waited for."""
@@ -132,6 +135,7 @@ class Publications:
             self.seen[type(event).__name__] += 1
             if isinstance(event, BlockStored):
                 self.held.update(event.block_hashes)
+                self.seen["copies"] += sum(self.held[key] > 1 for key in event.block_hashes)
             elif isinstance(event, BlockRemoved):
                 self.held.subtract(event.block_hashes)
             else:
@@ -210,9 +214,13 @@ class Session:
             replicas = (await self.status())["replicas"]
         except aiohttp.ClientConnectionError:
             return False
-        return sum(replica["status"] == "ready" and replica["events"] is not None for replica in replicas) == len(
-            self.gateway.replicas
-        )
+        ready = [replica for replica in replicas if replica["status"] == "ready" and replica["events"] is not None]
+        return len(ready) == len(self.gateway.replicas)
+
+    async def audit(self) -> Counter[str]:
+        """The gateway's own count of its predictions: exact, over and under."""
+        tallies = [replica["predictions"] or {} for replica in (await self.status())["replicas"]]
+        return Counter({name: sum(tally.get(name, 0) for tally in tallies) for name in ("exact", "over", "under")})
 
     async def settle(self, replicas: list[str]) -> None:
         """Return when no request is open and the index holds all that these replicas have published."""

@@ -4,6 +4,7 @@ Knows rows; never judges: tests do.
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
@@ -49,14 +50,14 @@ class Ledger:
         return row
 
     def table(self) -> Iterator[str]:
-        """Lines for people: one for each phase and kind, the sum of each phase, and every difference."""
-        yield f"{'':46} {'requests':>9} {'compared':>9} {'exact':>7} {'over':>6} {'under':>6} {'hits':>6} {'share':>8}"
+        """Lines for people: one for each phase, one for each kind of request, the sum, and every difference."""
+        yield _HEAD.format("by phase")
         for phase in dict.fromkeys(row.phase for row in self.rows):
-            rows = [row for row in self.rows if row.phase == phase]
-            kinds = sorted({row.kind for row in rows})
-            for kind in kinds if len(kinds) > 1 else []:
-                yield _line(f"{phase}: {kind}", [row for row in rows if row.kind == kind])
-            yield _line(f"{phase}: ALL" if len(kinds) > 1 else phase, rows)
+            yield _line(phase, [row for row in self.rows if row.phase == phase])
+        yield _HEAD.format("by kind")
+        for kind in sorted({row.kind for row in self.rows}):
+            yield _line(kind, [row for row in self.rows if row.kind == kind])
+        yield _line("all", self.rows)
         for row in self.rows:
             if row.error:
                 yield (
@@ -65,12 +66,15 @@ class Ledger:
                 )
 
 
+_HEAD: Final = "{:36}  requests  compared    exact   over  under    hits    share"
+
+
 def _line(name: str, rows: list[Row]) -> str:
     compared = [row for row in rows if row.is_compared]
     exact, over, under = (sum(map(test, compared)) for test in (_is_exact, _is_over, _is_under))
     hits = sum(bool(row.cached) for row in compared)
     share = f"{exact / len(compared):8.2%}" if compared else f"{'-':>8}"
-    return f"{name:46} {len(rows):9} {len(compared):9} {exact:7} {over:6} {under:6} {hits:6} {share}"
+    return f"{name:36} {len(rows):9} {len(compared):9} {exact:8} {over:6} {under:6} {hits:7} {share}"
 
 
 def _is_exact(row: Row) -> bool:

@@ -1,6 +1,6 @@
 """``kvlb serve`` in front of two real vLLM 0.32.0 engines: what it predicts is what they report, whatever happens to them.
 
-Run by ``scripts/test-real tests/real/test_gateway_real.py``; about five minutes on two cores, of which the engines take two to
+Run by ``scripts/test-real tests/real/test_gateway_real.py``; about four minutes on two cores, of which the engines take one to
 start. A request is *settled* when all events of earlier ones are applied at the gateway; then its header
 ``x-kvlb-cached-tokens`` must be the ``cached_tokens`` of the engine's own ``usage``. Every test leaves the fleet whole, so each
 can be run alone. The table at the end has every kind of request, and every difference with what explains it.
@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 import aiohttp
 import pytest
@@ -27,11 +26,11 @@ from tests.real.traffic import Answer, Ask, Clients, send
 pytestmark = pytest.mark.real
 
 RECIPE = Recipe(block_size=BLOCK_SIZE)
-LEAVE_SECONDS = 1.0
-"""Within this time after a client has left, its engine must have stopped working for it."""
+LEAVE_SECONDS = 2.0
+"""Within this time after a client has left, its engine must have stopped working for it; usually it takes a tenth of that."""
 
-LONG = 2800
-"""Tokens of an answer that takes seconds even on the tiny model."""
+LONG = 1500
+"""Tokens of a slow answer: more than seven seconds."""
 
 
 async def ask_settled(session: Session, ledger: Ledger, phase: str, ask: Ask, note: str = "") -> tuple[Answer, Row]:
@@ -47,15 +46,13 @@ async def ask_settled(session: Session, ledger: Ledger, phase: str, ask: Ask, no
 def check_choice(gateway: Gateway, ask: Ask, answer: Answer) -> None:
     """With both idle, the request goes to the one that holds most of it, and the header says how much that is.
 
-    Judged for prompts sent as ids, by what the engines have published before, counted here.
+    Judged for prompts sent as ids, by what the engines have published before, counted here; one that is down holds nothing.
     """
     if ask.tokens is None or not ask.is_compared:
         return
     held = {name: held_tokens(gateway, name, ask) if ask.reads_cache else 0 for name in gateway.replicas}
     assert answer.predicted == held[answer.replica], f"{ask.kind}: {held}, predicted {answer}"
-    available = [engine.process.poll() is None for engine in gateway.engines]
-    if all(available):
-        assert held[answer.replica] == max(held.values()), f"{ask.kind}: {held}, sent to {answer.replica}"
+    assert held[answer.replica] == max(held.values()), f"{ask.kind}: {held}, sent to {answer.replica}"
 
 
 def held_tokens(gateway: Gateway, replica: str, ask: Ask) -> int:
@@ -78,12 +75,12 @@ async def ask_all(session: Session, ledger: Ledger, phase: str, clients: Clients
     return rows
 
 
-async def burst(session: Session, ledger: Ledger, asks: list[Ask]) -> None:
+async def burst(session: Session, ledger: Ledger, asks: list[Ask]) -> list[Row]:
     """All at once: not judged one by one, since each depends on how far the others have come."""
     answers = await asyncio.gather(*(send(session.http, session.gateway.url, ask) for ask in asks))
-    for ask, answer in zip(asks, answers, strict=True):
-        ledger.note("bursts, not settled", ask, answer)
+    rows = [ledger.note("bursts, not settled", ask, answer) for ask, answer in zip(asks, answers, strict=True)]
     await session.settle(session.gateway.replicas)
+    return rows
 
 
 def assert_exact(rows: list[Row]) -> None:
@@ -96,10 +93,14 @@ def test_every_settled_prediction_is_what_the_engine_reports(gateway: Gateway, l
         clients = Clients(seed=1)
         rows: list[Row] = []
         async with gateway.session() as session:
+            audited = await session.audit()
             for _ in range(6):
-                rows += await ask_all(session, ledger, "settled", clients, clients.asks(2))
-                await burst(session, ledger, clients.burst(10))
-        return rows
+                rows += await ask_all(session, ledger, "mixed", clients, clients.asks(2))
+                rows += await burst(session, ledger, clients.burst(10))
+            audited = await session.audit() - audited
+        assert audited.total() == sum(row.is_compared for row in rows), "the gateway itself missed some usage"
+        assert audited["exact"] == sum(row.is_compared and not row.error for row in rows)
+        return [row for row in rows if row.kind != "burst"]
 
     rows = asyncio.run(scenario())
     assert_exact(rows)
@@ -110,7 +111,7 @@ def test_every_settled_prediction_is_what_the_engine_reports(gateway: Gateway, l
     assert min(shares[name] for name in gateway.replicas) > len(rows) // 5, f"one replica has nearly all: {shares}"
     for publications in gateway.publications.values():
         assert publications.seen["BlockRemoved"] > 100, "too few evictions to prove anything"
-        assert max(publications.held.values()) > 1, "no block was ever cached twice"
+        assert publications.seen["copies"] > 5, "too few blocks were cached twice to prove anything"
         assert publications.held.total() < NUM_BLOCKS
 
 
@@ -130,8 +131,7 @@ async def engine_metric(session: Session, name: str) -> float:
 
 @pytest.mark.parametrize("is_stream", [True, False], ids=["streamed", "plain"])
 def test_a_client_that_leaves_stops_its_engine(gateway: Gateway, ledger: Ledger, is_stream: bool) -> None:
-    ask = Clients(seed=2 + is_stream).fresh(100, max_tokens=LONG)
-    ask.body["stream"] = is_stream
+    ask = Clients(seed=2 + is_stream).slow(100, LONG, is_stream=is_stream)
 
     async def is_running(session: Session) -> bool:
         return await engine_metric(session, "vllm:num_requests_running") > 0
@@ -145,7 +145,7 @@ def test_a_client_that_leaves_stops_its_engine(gateway: Gateway, ledger: Ledger,
             asked = asyncio.create_task(leaving.post(gateway.url + ask.path, json=ask.body))
             if is_stream:
                 response = await asked
-                await response.content.readany()
+                assert await response.content.readany()
             await wait_for("the engine computes", lambda: is_running(session))
             if is_stream:
                 response.close()
@@ -164,10 +164,8 @@ def test_a_client_that_leaves_stops_its_engine(gateway: Gateway, ledger: Ledger,
             print(f"stopped {seconds:.2f} s after its client left, {generated:.0f} of {LONG} tokens generated")
             assert generated < LONG
             await session.settle(gateway.replicas)
-            again = clients.fresh(1)
-            again = Ask(
-                "prompt of the one who left", again.path, {**ask.body, "stream": False, "max_tokens": 4}, ask.tokens
-            )
+            body = {**ask.body, "stream": False, "max_tokens": 4}
+            again = Ask("prompt of the one who left", ask.path, body, ask.tokens)
             _, row = await ask_settled(session, ledger, "after a client left", again)
             assert row.cached, "what was computed for the one who left is still cached"
             rows = await ask_all(session, ledger, "after a client left", clients, clients.asks(1))
@@ -208,8 +206,7 @@ def test_a_killed_engine_costs_no_request_and_is_exact_again_after_its_restart(
     async def stream_is_cut(session: Session, clients: Clients) -> None:
         """Kill the engine in the middle of an answer: the client must not take what it has for the whole."""
         while True:
-            ask = clients.fresh(40, max_tokens=LONG)
-            ask.body["stream"] = True
+            ask = clients.slow(40, LONG, is_stream=True)
             async with session.http.post(gateway.url + ask.path, json=ask.body) as response:
                 received = await response.content.readany()
                 if response.headers["x-kvlb-replica"] != victim:
@@ -222,10 +219,6 @@ def test_a_killed_engine_costs_no_request_and_is_exact_again_after_its_restart(
                     pass
                 assert b"[DONE]" not in received
                 return
-
-    async def replica_is(session: Session, name: str, **wanted: Any) -> bool:
-        replica = await session.replica(name)
-        return all(replica.get(field) == value for field, value in wanted.items())
 
     async def is_another_life(session: Session, before: int) -> bool:
         replica = await session.replica(victim)
@@ -244,10 +237,12 @@ def test_a_killed_engine_costs_no_request_and_is_exact_again_after_its_restart(
             await ask_all(session, ledger, "before a kill", clients, [clients.fresh(300) for _ in range(6)])
             incarnation = (await session.replica(victim))["events"]["incarnation"]
             await stream_is_cut(session, clients)
+            gateway.publications[victim].restart()
+            await session.settle([survivor])
             rows = await ask_all(session, ledger, "one engine killed", clients, clients.asks(1))
             assert {row.replica for row in rows} == {survivor}
             assert_exact(rows)
-            assert await replica_is(session, victim, status="lost")
+            assert (await session.replica(victim))["status"] == "lost"
 
             engine = engines.restart(0)
             starting = asyncio.create_task(asyncio.to_thread(engine.wait_ready))
@@ -256,7 +251,6 @@ def test_a_killed_engine_costs_no_request_and_is_exact_again_after_its_restart(
                 assert_exact(rows)
                 await asyncio.wait([starting], timeout=1.0)
             await starting
-            gateway.publications[victim].restart()
             await wait_for("the new engine is known as new", lambda: is_another_life(session, incarnation), 30)
 
             rows = await ask_all(session, ledger, "after the restart", clients, clients.asks(3))

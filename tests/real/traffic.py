@@ -123,9 +123,14 @@ class Clients:
         if ask.kind == "chat turn":
             self._chat.append({"role": "assistant", "content": answer.text})
 
-    def fresh(self, length: int, max_tokens: int = 4) -> Ask:
+    def fresh(self, length: int) -> Ask:
         """A prompt that nobody has asked for before."""
-        return self._completion("ids", self._tokens(length), max_tokens=max_tokens)
+        return self._completion("ids", self._tokens(length), max_tokens=4)
+
+    def slow(self, length: int, max_tokens: int, *, is_stream: bool) -> Ask:
+        """A prompt that nobody has asked for before; 200 tokens of its answer take a second (see ``slow_tokens``)."""
+        slowly = {"vllm_xargs": {"seconds_per_token": 0.005}}
+        return self._completion("slow", self._tokens(length), max_tokens=max_tokens, stream=is_stream, **slowly)
 
     def _kinds(self) -> list[Callable[[], Ask]]:
         return [

@@ -31,11 +31,12 @@ class Gateway:
         fleet = self.service.router.fleet
         return fleet.open_leases == 0 and all(live.in_flight == live.queued_tokens == 0 for live in fleet)
 
-    async def outcomes(self) -> dict[str, int]:
-        """Attempts at replicas by how they ended, as the metrics page has them."""
+    async def outcomes(self, path: str | None = None) -> dict[str, int]:
+        """Attempts at replicas by how they ended, as the metrics page has them; of one path, or of all."""
         found: Counter[str] = Counter()
         for labels, value in await self.samples("kvlb_requests_total"):
-            found[labels["outcome"]] += int(value)
+            if path in {None, labels["path"]}:
+                found[labels["outcome"]] += int(value)
         return dict(found)
 
     async def samples(self, name: str) -> list[tuple[dict[str, str], float]]:

@@ -19,17 +19,18 @@ ADMIN = """
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
-@pytest.mark.parametrize("path", ADMIN)
-def test_the_engines_administration_cannot_be_reached(path: str, method: str) -> None:
+def test_the_engines_administration_cannot_be_reached(method: str) -> None:
     async def check() -> None:
         async with upstream() as replica, gateway([replica.url]) as front:
             asked = len(replica.questions)
-            status, _headers, body = split(await front.exchange(post(path, BODY).replace(b"POST", method.encode(), 1)))
-            assert status.split(" ")[1] == "404"
-            error = json.loads(body)["error"]
-            assert (error["code"], error["type"]) == ("unknown_path", "invalid_request_error")
+            for path in ADMIN:
+                answer = await front.exchange(post(path, BODY).replace(b"POST", method.encode(), 1))
+                status, _, body = split(answer)
+                assert status.split(" ")[1] == "404", path
+                error = json.loads(body)["error"]
+                assert (error["code"], error["type"]) == ("unknown_path", "invalid_request_error"), path
             assert not replica.received
-            assert all(question.path == "/health" for question in replica.questions[asked:])
+            assert {question.path for question in replica.questions[asked:]} <= {"/health"}
 
     run(check())
 

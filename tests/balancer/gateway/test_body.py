@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import tracemalloc
 import zlib
 from collections.abc import Callable
 
@@ -41,6 +42,17 @@ def test_one_byte_over_the_limit_is_too_much(name: str) -> None:
     assert len(unpack(packed, 1001)) == 1001
     with pytest.raises(BodyTooLarge, match=r"larger than 1,000 bytes; the limit is server\.max_body_bytes"):
         unpack(packed, 1000)
+
+
+def test_no_more_than_the_limit_is_ever_unpacked() -> None:
+    bomb = gzip.compress(b"x" * 20_000_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BodyTooLarge):
+            unpack(bomb, 100_000)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("name", PACKERS)

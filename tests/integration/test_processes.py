@@ -1,0 +1,210 @@
+"""The command ``kvlb`` as users run it: processes, ports, signals, exit codes and what stands on the terminal."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 30.0
+
+
+@contextlib.contextmanager
+def started(*words: str) -> Iterator["subprocess.Popen[str]"]:
+    """A process of ours; it is ended, at the latest, with the block."""
+    command = [sys.executable, "-m", "balancer", *words]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def finished(*words: str) -> tuple[int, list[str]]:
+    """(exit code, lines on stderr) of a process that ends by itself."""
+    with started(*words) as process:
+        _, told = process.communicate(timeout=SECONDS)
+        return process.returncode, told.splitlines()
+
+
+def stopped(process: "subprocess.Popen[str]", number: int = signal.SIGTERM) -> tuple[int, str]:
+    """(exit code, stderr) of a process that is asked to end."""
+    process.send_signal(number)
+    _, told = process.communicate(timeout=SECONDS)
+    return process.returncode, told
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def ask(url: str, body: dict[str, Any] | None = None) -> tuple[Any, dict[str, str]]:
+    """(body, headers) of a good answer."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=SECONDS) as response:
+        content = response.read()
+        return json.loads(content) if content else None, dict(response.headers)
+
+
+def wait_for(url: str, process: "subprocess.Popen[str]") -> None:
+    """Return once the address answers with 200."""
+    until = time.monotonic() + SECONDS
+    while True:
+        try:
+            ask(url)
+        except OSError:
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            assert time.monotonic() < until, f"{url} does not answer"
+            time.sleep(0.02)
+        else:
+            return
+
+
+def serve(*flags: str) -> Sequence[str]:
+    return ("serve", "--replica", "http://127.0.0.1:9", *flags)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (serve("--prot", "1"), 2, "kvlb serve: unknown argument --prot; did you mean --port?"),
+        (serve("--policy", "best"), 2, "kvlb: policy.name: there is no policy 'best'; there are: cache_aware, "),
+        (serve("--policy", "os:path"), 2, "kvlb: policy.name: 'os:path' is no policy"),
+        (serve("--host", "192.0.2.1", "--port", "0"), 2, "kvlb: server.host: cannot listen on 192.0.2.1:0: "),
+        (serve("--config", "/no/such.toml"), 2, "kvlb: --config: cannot read '/no/such.toml': "),
+        (("serve",), 2, "kvlb: replicas: none given; name at least one with --replica http://HOST:PORT"),
+        (
+            serve("--port", "0", "--startup-timeout", "0.3", "--log-level", "error"),
+            1,
+            "kvlb: no replica can be used after 0.3 s (http://127.0.0.1:9: Cannot connect to host 127.0.0.1:9 ",
+        ),
+        (("fake-engine", "--block-size", "0"), 2, "kvlb: fake-engine: block_size"),
+        (("demo", "--seconds", "0"), 2, "kvlb: --seconds: give a number above 0"),
+        (("nonsense",), 2, "kvlb: argument COMMAND: invalid choice: 'nonsense'"),
+    ],
+)
+def test_what_keeps_it_from_starting_is_one_line(words: Sequence[str], code: int, message: str) -> None:
+    told, lines = finished(*words)
+    assert told == code
+    assert len(lines) == 1, lines
+    assert lines[0].startswith(message)
+
+
+@pytest.mark.parametrize(
+    "words", [serve("--port"), ("fake-engine", "--event-port", "0", "--replay-port", "0", "--port")]
+)
+def test_a_port_in_use_is_one_line(words: Sequence[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, lines = finished(*words, str(taken.getsockname()[1]))
+    assert code == 2
+    assert len(lines) == 1, lines
+    assert "in use" in lines[0]
+    assert "--port" in lines[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_when_it_is_asked_to(number: int) -> None:
+    (port,) = free_ports(1)
+    with started(*serve("--port", str(port))) as process:
+        wait_for(f"http://127.0.0.1:{port}/health", process)
+        code, told = stopped(process, number)
+        assert code == 0
+        assert "Traceback" not in told
+
+
+def test_an_engine_and_a_gateway_serve_and_end() -> None:
+    gateway, engine, events, replay = free_ports(4)
+    flags = ["--port", engine, "--event-port", events, "--replay-port", replay, "--model", "m", "--speed", "50"]
+    with (
+        started("fake-engine", *map(str, flags)) as behind,
+        started(
+            "serve", "--replica", f"http://127.0.0.1:{engine}", "--port", str(gateway), "--expose-decisions"
+        ) as front,
+    ):
+        url = f"http://127.0.0.1:{gateway}"
+        wait_for(f"{url}/ready", front)
+        body = {"model": "m", "prompt": list(range(300, 370)), "max_tokens": 2}
+        first, _ = ask(f"{url}/v1/completions", body)
+        again, headers = ask(f"{url}/v1/completions", body)
+        assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
+        assert headers["x-kvlb-cached-tokens"] == "64"
+
+        # Bytes that are no HTTP are a line in the log, not a traceback.
+        with socket.create_connection(("127.0.0.1", gateway)) as raw:
+            raw.sendall(b"POST / HTTP/1.1\r\nno header\r\n\r\n")
+            assert b" 400 Bad Request" in raw.recv(100)
+
+        code, told = stopped(front)
+        assert (code, "Traceback" in told) == (0, False), told
+        assert told.count("WARNING Error handling request from 127.0.0.1: ") == 1, told
+        code, told = stopped(behind)
+        assert (code, "Traceback" in told) == (0, False), told
+
+
+def test_a_stream_under_way_is_finished_before_it_ends() -> None:
+    gateway, engine, events, replay = free_ports(4)
+    flags = ["--port", engine, "--event-port", events, "--replay-port", replay, "--model", "m", "--decode-ms", "20"]
+    with (
+        started("fake-engine", *map(str, flags)),
+        started("serve", "--replica", f"http://127.0.0.1:{engine}", "--port", str(gateway)) as front,
+    ):
+        url = f"http://127.0.0.1:{gateway}"
+        wait_for(f"{url}/ready", front)
+        body = {"model": "m", "prompt": [300] * 20, "max_tokens": 30, "stream": True, "ignore_eos": True}
+        request = urllib.request.Request(
+            f"{url}/v1/completions", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=SECONDS) as response:
+            begun = response.readline()
+            front.send_signal(signal.SIGTERM)
+            rest = response.read()
+        assert begun.startswith(b"data: {")
+        assert rest.endswith(b"data: [DONE]\n\n")
+        assert front.wait(timeout=SECONDS) == 0
+
+
+def test_the_demo_shows_what_routing_by_cache_is_worth(tmp_path: Path) -> None:
+    path = tmp_path / "demo.json"
+    code, lines = finished("demo", "--seconds", "2", "--json", str(path))
+    assert code == 0, lines
+    policies = json.loads(path.read_text())["policies"]
+    assert list(policies) == ["round_robin", "cache_aware"]
+    for figures in policies.values():
+        assert figures["failed"] == 0
+        assert figures["exact_share"] > 0.98
+        assert 0 < figures["ttft_p50_s"] <= figures["ttft_p99_s"]
+    assert policies["cache_aware"]["token_hit_rate"] > policies["round_robin"]["token_hit_rate"]
+
+
+def test_the_module_and_the_console_script_are_the_same_command() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", "import sys; from balancer.cli import main; sys.exit(main(['--version']))"]
+    told = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=SECONDS, check=True).stdout
+    module = subprocess.run(
+        [sys.executable, "-m", "balancer", "--version"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=True,
+    ).stdout
+    assert told == module
+    assert told.startswith("kvlb ")
