@@ -19,8 +19,8 @@ class Replica(msgspec.Struct, frozen=True):
     """One KV cache that can be chosen: an endpoint and a data-parallel rank of it.
 
     ``recipe`` is None when nobody knows how the engine hashes; its events then cannot be matched. ``models`` are the names
-    it serves, ``adapters`` those of them that are LoRA adapters. ``max_model_len`` is in tokens, ``num_gpu_blocks`` counts
-    the blocks of the pool; both None when unsaid.
+    it serves, ``adapters`` those of them that are LoRA adapters. ``has_events`` says whether it tells what it caches.
+    ``max_model_len`` is in tokens, ``num_gpu_blocks`` counts the blocks of the pool; both None when unsaid.
     """
 
     id: ReplicaId
@@ -30,6 +30,7 @@ class Replica(msgspec.Struct, frozen=True):
     models: tuple[str, ...] = ()
     adapters: tuple[Lora, ...] = ()
     recipe: Recipe | None = None
+    has_events: bool = True
     max_model_len: int | None = None
     num_gpu_blocks: int | None = None
 
@@ -109,8 +110,9 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 class Decision(msgspec.Struct, frozen=True):
     """Where a request goes. It is a lease: ``Router.release`` must be told its number exactly once.
 
-    ``is_predicted`` says whether ``cached_tokens`` can be held against the engine's own figure: the tokens are known, the
-    replica's recipe too, and there is one prompt (for several, vLLM 0.32 reports the figure of one of them).
+    ``knows_tokens`` says whether ``prompt_tokens`` is a count or a guess. ``is_predicted`` says whether ``cached_tokens`` can
+    be held against the engine's own figure: the tokens are known, the replica's recipe and its events too, and there is one
+    prompt (for several, vLLM 0.32 reports the figure of one of them).
     """
 
     lease: int
@@ -118,6 +120,7 @@ class Decision(msgspec.Struct, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     is_predicted: bool
+    knows_tokens: bool
     policy: str
     candidates: tuple[Candidate, ...]
 

@@ -64,6 +64,10 @@ class EngineFacts(msgspec.Struct, frozen=True):
     cache: tuple[CacheConfig, ...] = ()
     sources: tuple[EventSource, ...] = ()
 
+    def tells_the_same_as(self, other: "EngineFacts") -> bool:
+        """Whether nothing has changed but the listing, which has the time of asking in it."""
+        return msgspec.structs.replace(self, listing=other.listing) == other
+
 
 class Described(msgspec.Struct, frozen=True):
     """One replica of an endpoint, with its event source and what an operator should know about it."""
@@ -214,6 +218,7 @@ def _describe(
         models=tuple(card.id for card in facts.models),
         adapters=tuple(Lora(name=card.id, path=card.root) for card in facts.models if card.parent is not None),
         recipe=recipe,
+        has_events=source is not None,
         max_model_len=min((card.max_model_len for card in base if card.max_model_len), default=None),
         num_gpu_blocks=config.num_gpu_blocks if config else None,
     )

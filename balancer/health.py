@@ -23,7 +23,10 @@ log = logging.getLogger(__name__)
 
 
 class Watcher:
-    """Runs until cancelled. ``is_known`` says whether the engine has ever told what it is."""
+    """Runs until cancelled. ``is_known`` says whether the engine has ever told what it is.
+
+    ``learned`` is called when it has told something new, and whenever it was lost and is back.
+    """
 
     def __init__(
         self,
@@ -47,11 +50,17 @@ class Watcher:
         self._failures = 0
         self._is_up = False
         self._hurry = asyncio.Event()
+        self._learn_at = 0.0  # on the loop's clock: when to ask a running engine again what it is
         self._was_reported = False
 
     def suspect(self) -> None:
         """A request found nobody there: out of use now, and probed at once."""
         self._down("refused a request's connection")
+        self._hurry.set()
+
+    def refresh(self) -> None:
+        """Something has happened there that may mean another engine: ask at once what it is."""
+        self._learn_at = 0.0
         self._hurry.set()
 
     async def run(self) -> None:
@@ -67,7 +76,7 @@ class Watcher:
     async def _look(self) -> None:
         try:
             async with asyncio.timeout(self._settings.timeout_seconds):
-                if self._is_up:
+                if self._is_up and asyncio.get_running_loop().time() < self._learn_at:
                     await self._get("/health", required=True)
                 else:
                     await self._learn()
@@ -82,6 +91,7 @@ class Watcher:
         version, metrics, sources = await asyncio.gather(
             self._get("/version"), self._get("/metrics"), self._get("/kv_event_sources")
         )
+        known = self.facts
         self.facts = EngineFacts(
             models=facts.read_models(models),
             listing=facts.read_listing(models),
@@ -89,6 +99,9 @@ class Watcher:
             cache=facts.read_cache_config(metrics),
             sources=facts.read_event_sources(sources, urlsplit(self._replica.url).hostname or ""),
         )
+        self._learn_at = asyncio.get_running_loop().time() + self._settings.relearn_seconds
+        if self.is_known and self._is_up and self.facts.tells_the_same_as(known):
+            return
         self.is_known = True
         self._learned(self._replica.url, describe(self._replica, self.facts))
 

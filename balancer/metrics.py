@@ -59,7 +59,7 @@ class Metrics:
     def finished(self, model: str, path: str, decision: Decision, outcome: Outcome) -> None:
         """An attempt at a replica has ended."""
         self._requests.labels(model, path, outcome).inc()
-        if decision.is_predicted and outcome is not Outcome.UNREACHABLE:
+        if decision.knows_tokens and outcome is not Outcome.UNREACHABLE:
             self._prompt_tokens.labels(model, decision.replica.id).inc(decision.prompt_tokens)
             self._cached_tokens.labels(model, decision.replica.id).inc(decision.cached_tokens)
 
@@ -124,9 +124,9 @@ class _RouterCollector(Collector):
         index = self._service.router.index
         for tier, table in index.tiers.items():
             for replica in index.replicas:
-                blocks.add_metric([replica, tier.medium], table.blocks(replica))
-                copies.add_metric([replica, tier.medium], table.copies(replica))
-            unknown.add_metric([tier.medium], table.unknown_removals)
+                blocks.add_metric([replica, tier.label], table.blocks(replica))
+                copies.add_metric([replica, tier.label], table.copies(replica))
+            unknown.add_metric([tier.label], table.unknown_removals)
         dropped.add_metric([], index.events_dropped)
         return [blocks, copies, unknown, dropped]
 

@@ -110,7 +110,8 @@ class Router:
             replica=live.replica,
             prompt_tokens=prompt_tokens,
             cached_tokens=chosen.cached_tokens,
-            is_predicted=request.is_comparable and bool(request.prompt_lengths) and live.replica.recipe is not None,
+            is_predicted=self._is_predicted(request, live.replica),
+            knows_tokens=bool(request.prompt_lengths),
             policy=self.policy_name,
             candidates=candidates,
         )
@@ -165,6 +166,11 @@ class Router:
                 retry_after=2,
             )
         return available
+
+    @staticmethod
+    def _is_predicted(request: RouteRequest, replica: Replica) -> bool:
+        is_known = bool(request.prompt_lengths) and replica.recipe is not None and replica.has_events
+        return is_known and request.is_comparable
 
     def _match(self, request: RouteRequest, serving: Sequence[LiveReplica]) -> dict[ReplicaId, int]:
         """Tokens of the request that each replica holds, summed over its prompts."""

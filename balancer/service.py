@@ -151,6 +151,12 @@ class RouterService:
         if watcher is not None:
             watcher.suspect()
 
+    def broke_off(self, endpoint: str) -> None:
+        """An answer ended in its middle: perhaps so did the engine."""
+        watcher = self.watchers.get(endpoint)
+        if watcher is not None:
+            watcher.refresh()
+
     # News
 
     def _watch(self, replica: ReplicaSettings) -> None:
@@ -216,12 +222,14 @@ class RouterService:
             self._is_draining_queue = True
             self._loop.call_soon(self._drain_queue)
 
-    @staticmethod
-    def _report(replica: ReplicaId, steps: list[Step]) -> None:
+    def _report(self, replica: ReplicaId, steps: list[Step]) -> None:
         for step in steps:
             match step:
                 case Forget():
                     log.info("%s: its index begins anew: %s", replica, step.reason)
+                    live = self.router.fleet.get(replica)
+                    if live is not None:  # a restart, perhaps of another version, faster than the probes
+                        self.broke_off(live.replica.endpoint)
                 case Lost():
                     log.warning("%s: batches %d to %d of its events are lost", replica, step.first, step.last)
 

@@ -78,6 +78,8 @@ class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     timeout_seconds: float = 2.0
     failures: int = 2
     """Probes in a row that must fail before a replica is lost; a refused connection counts at once."""
+    relearn_seconds: float = 30.0
+    """How often an engine that runs is asked again what it serves: adapters come and go without a restart."""
 
 
 class HashingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -202,6 +204,7 @@ def _positive(settings: Settings) -> list[tuple[str, float]]:
         ("health.interval_seconds", settings.health.interval_seconds),
         ("health.timeout_seconds", settings.health.timeout_seconds),
         ("health.failures", settings.health.failures),
+        ("health.relearn_seconds", settings.health.relearn_seconds),
     ]
 
 

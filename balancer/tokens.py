@@ -96,7 +96,12 @@ class Tokenizer:
         return prompts
 
     def forget_endpoint(self, endpoint: str) -> None:
-        """The engine behind this address may be another one now: try its render endpoints again."""
+        """The engine behind this address may be another one now: ask anew, about everything.
+
+        What is known may have come from another endpoint; but it was one of the same model, with the same template.
+        """
+        self._known.clear()
+        self._known_bytes = 0
         self._without_render = {pair for pair in self._without_render if pair[0] != endpoint}
 
     async def _ask(

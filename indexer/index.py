@@ -45,6 +45,11 @@ class Tier(msgspec.Struct, frozen=True):
     ownership: str = ""
     locality: str = ""
 
+    @property
+    def label(self) -> str:
+        """Its name in metrics: the medium, and what else tells it from tiers of the same medium."""
+        return "/".join(part for part in (self.medium, self.locality, self.ownership) if part)
+
 
 class _Slot:
     """One replica's bit in one tier, with what the bit sets cannot say."""

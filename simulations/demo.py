@@ -95,10 +95,8 @@ async def _all(args: argparse.Namespace, show: "Display", stop: asyncio.Event) -
 def _report(args: argparse.Namespace, load: Load, results: dict[str, Result]) -> None:
     print(table(load, results))
     if args.json is not None:
-        figures = {name: result.figures() for name, result in results.items()}
-        Path(args.json).write_text(
-            json.dumps({"machine": machine(), "policies": figures}, indent=2) + "\n", encoding="utf-8"
-        )
+        figures = {name: {**result.figures(), "machine": machine()} for name, result in results.items()}
+        Path(args.json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
 def _invite(gateway: str, load: Load) -> None:
@@ -248,8 +246,8 @@ def table(load: Load, results: dict[str, Result]) -> str:
         if result.failed:
             lines.append(f"{'':14s}{result.failed} requests failed, the first with: {result.first_failure}")
     lines.append("")
-    lines.append(f"{ENGINES} fake engines, {load.describe()}; predicted and actual are cached tokens, in all.")
-    lines.append(machine())
+    lines.append(f"{ENGINES} fake engines, {load.describe()}.")
+    lines.append(f"Predicted and actual count cached tokens. {machine()}.")
     return "\n".join(lines)
 
 

@@ -206,7 +206,8 @@ class _Attempt:
             self._outcome = Outcome.CANCELLED  # the client went away between two chunks
             return response
         self._truth = watch.truth()
-        self._outcome = Outcome.OK if upstream.status < 400 else Outcome.ERROR
+        is_whole = not isinstance(watch, StreamWatch) or watch.is_done
+        self._outcome = Outcome.OK if upstream.status < 400 and is_whole else Outcome.ERROR
         return response
 
     async def _broken_off(
@@ -214,6 +215,7 @@ class _Attempt:
     ) -> None:
         """The replica broke off in the middle: the client must not take what it has for the whole."""
         log.warning("%s: broke off in the middle of an answer: %s", self._decision.replica.id, error)
+        self._service.broke_off(self._decision.replica.endpoint)
         if is_stream:
             told = UpstreamFailed(f"replica {self._decision.replica.id} broke off in the middle of the answer")
             with contextlib.suppress(ConnectionResetError):

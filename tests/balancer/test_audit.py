@@ -8,7 +8,14 @@ from indexer.index import ReplicaId
 from tests.support.routing import replica
 
 DECISION = Decision(
-    lease=1, replica=replica("a"), prompt_tokens=100, cached_tokens=64, is_predicted=True, policy="p", candidates=()
+    lease=1,
+    replica=replica("a"),
+    prompt_tokens=100,
+    cached_tokens=64,
+    is_predicted=True,
+    knows_tokens=True,
+    policy="p",
+    candidates=(),
 )
 A = ReplicaId("a")
 

@@ -159,3 +159,26 @@ def test_a_suspicion_is_followed_up_before_its_turn() -> None:
             await eventually(lambda: watch.statuses == [Status.READY, Status.LOST, Status.READY])
 
     run(check())
+
+
+def test_a_running_engine_is_asked_again_what_it_serves() -> None:
+    """Adapters are loaded and unloaded without a restart."""
+
+    async def check() -> None:
+        async with upstream() as replica, watching(replica.url, relearn_seconds=0.05) as watch:
+            await eventually(lambda: [question.path for question in replica.questions].count("/v1/models") > 3)
+            assert len(watch.learned) == 1, "the same answer is no news"
+            assert watch.statuses == [Status.READY]
+
+    run(check())
+
+
+def test_an_engine_that_may_be_another_one_is_asked_at_once() -> None:
+    async def check() -> None:
+        async with upstream() as replica, watching(replica.url, interval_seconds=60.0) as watch:
+            await eventually(lambda: watch.statuses == [Status.READY])
+            watch.watcher.refresh()
+            await eventually(lambda: [question.path for question in replica.questions].count("/v1/models") == 2)
+            assert watch.statuses == [Status.READY], "it is not lost meanwhile"
+
+    run(check())

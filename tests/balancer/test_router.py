@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from balancer.core import Candidate, Decision, Outcome, RouteRequest, Truth
+from balancer.core import Candidate, Decision, Outcome, Replica, RouteRequest, Truth
 from balancer.errors import NoReplica, UnknownModel
 from balancer.fleet import Status
+from balancer.hashes import PromptHashes
+from balancer.policies.base import make
 from balancer.policies.cache_aware import CacheAware
 from balancer.router import SETTLE_SECONDS, Router, usable_blocks
 from hashing.extras import Lora
@@ -442,3 +444,17 @@ def test_a_recipe_that_changes_is_used_from_the_next_request_on() -> None:
     assert cached(owner, request(PROMPT)) == {"a": 0}
     owner.put(replica("a", recipe=RECIPE))
     assert cached(owner, request(PROMPT)) == {"a": 40}
+
+
+def test_a_replica_that_tells_nothing_of_its_cache_is_not_predicted() -> None:
+    """No events: what is guessed of it must not count as a prediction."""
+    router = Router(make("round_robin"), "round_robin")
+    for name, tells in (("silent", False), ("tells", True)):
+        router.put(
+            Replica(ReplicaId(name), f"http://{name}", models=("m",), recipe=Recipe(block_size=4), has_events=tells)
+        )
+    tokens = [1, 2, 3, 4, 5]
+    wanted = RouteRequest("m", PromptHashes([tokens], None, None), (5,))
+    decisions = {each.replica.id: each for each in (router.route(wanted, 0.0, 0.0), router.route(wanted, 0.0, 0.0))}
+    assert [decisions[ReplicaId(name)].is_predicted for name in ("silent", "tells")] == [False, True]
+    assert all(each.knows_tokens for each in decisions.values())

@@ -10,7 +10,14 @@ from indexer.index import ReplicaId
 def decision(rank: int = 0, ranks: int = 1) -> Decision:
     replica = Replica(id=ReplicaId("h:1"), endpoint="http://h:1", rank=rank, ranks=ranks)
     return Decision(
-        lease=1, replica=replica, prompt_tokens=41, cached_tokens=40, is_predicted=True, policy="p", candidates=()
+        lease=1,
+        replica=replica,
+        prompt_tokens=41,
+        cached_tokens=40,
+        is_predicted=True,
+        knows_tokens=True,
+        policy="p",
+        candidates=(),
     )
 
 
