@@ -4,6 +4,7 @@ Knows names, labels and where each value comes from: counters are told, everythi
 when the page is read. Labels are bounded: a model that is not served is ``other``.
 """
 
+import time
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -13,6 +14,7 @@ from prometheus_client.registry import Collector
 from balancer.core import Decision, Outcome
 from balancer.errors import RequestError
 from balancer.fleet import Status
+from balancer.knowledge import Knowledge
 from balancer.service import RouterService
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -106,7 +108,20 @@ class _RouterCollector(Collector):
             queued.add_metric(name, live.queued_tokens)
             for each in Status:
                 status.add_metric([*name, each], float(live.status is each))
-        return [in_flight, queued, status]
+        return [in_flight, queued, status, self._knowledge()]
+
+    def _knowledge(self) -> Metric:
+        states = GaugeMetricFamily(
+            "kvlb_cache_knowledge",
+            "1 for how much is known of the replica's cache: exact, learned, partial, blind.",
+            labels=["replica", "state"],
+        )
+        router, now = self._service.router, time.monotonic()
+        for live in router.fleet:
+            view = router.view(live.replica.id, now)
+            for each in Knowledge:
+                states.add_metric([live.replica.id, each], float(view.state is each))
+        return states
 
     def _index(self) -> Iterable[Metric]:
         blocks = GaugeMetricFamily(

@@ -9,16 +9,20 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
+import msgspec
+
 from balancer.audit import Audit
 from balancer.core import Candidate, Decision, Outcome, Replica, RouteRequest, Truth
 from balancer.errors import NoReplica, UnknownModel
 from balancer.fleet import Fleet, LiveReplica, Status
+from balancer.knowledge import Link, View, judge
 from balancer.policies.base import Policy
 from hashing.extras import Lora
 from hashing.recipes import Recipe
 from indexer.events import AllBlocksCleared, BlockStored, KVEvent
 from indexer.index import GPU, CacheIndex, Keys, ReplicaId
 from indexer.predicted import PredictedBlocks
+from indexer.recognition import KeyState, Recognition
 from indexer.stream import Apply, Forget, Lost, Step
 
 SETTLE_SECONDS: Final = 1.0
@@ -37,6 +41,10 @@ class Router:
         self.audit = Audit()
         self.holes: dict[ReplicaId, int] = {}
         """Batches of events that are lost for good, per replica, in its present incarnation."""
+        self.recognitions: dict[ReplicaId, Recognition] = {}
+        """How the keys of each replica are read."""
+        self._links: dict[ReplicaId, Link] = {}
+        self._views: dict[ReplicaId, View] = {}
         self._open: dict[int, Decision] = {}
         self._settling: dict[int, float] = {}  # lease -> when its expectations end; in order of time
 
@@ -49,15 +57,26 @@ class Router:
         """Add a replica or replace what is known of it."""
         self.fleet.put(replica)
         self.index.add(replica.id)
+        known = self.recognitions.get(replica.id)
+        if known is None:
+            self.recognitions[replica.id] = Recognition(replica.recipe)
+        else:
+            known.declare(replica.recipe)
 
     def remove(self, replica: ReplicaId) -> None:
         """The replica is gone: forget its cache, and drop events of it that are still on their way."""
         self._forget(replica)
         self.index.remove(replica)
         self.fleet.remove(replica)
+        for known in (self.recognitions, self._links, self._views):
+            known.pop(replica, None)
 
     def set_status(self, replica: ReplicaId, status: Status) -> None:
         self.fleet.set_status(replica, status)
+
+    def follow(self, replica: ReplicaId, link: Link) -> None:
+        """What the replica's event subscription says of itself."""
+        self._links[replica] = link
 
     def observe(self, replica: ReplicaId, steps: Iterable[Step]) -> None:
         """What the replica's event stream says, in order."""
@@ -75,9 +94,27 @@ class Router:
 
     def apply(self, replica: ReplicaId, events: Sequence[KVEvent]) -> None:
         """One scheduler step's events."""
+        recognition = self.recognitions.get(replica)
+        if recognition is not None and recognition.state is not KeyState.PROVEN:
+            events, is_void = recognition.read(events)
+            if is_void:
+                self._forget_blocks(replica)
         if self.predicted and replica in self.index.replicas:
             self._settle(self.index.gpu.bit(replica), events)
         self.index.apply(replica, events)
+
+    def view(self, replica: ReplicaId, now: float) -> View:
+        """How much is known of the replica's cache, why, and since when."""
+        live = self.fleet.get(replica)
+        assert live is not None, f"{replica} is not in the fleet"
+        link = self._links.get(replica, Link())
+        view = judge(live.replica, self.recognitions[replica], link, self.holes.get(replica, 0))
+        known = self._views.get(replica)
+        if known is None or known.state is not view.state:
+            self._views[replica] = msgspec.structs.replace(view, since=now)
+        else:
+            self._views[replica] = msgspec.structs.replace(view, since=known.since)
+        return self._views[replica]
 
     # The two calls of a request
 
@@ -167,9 +204,12 @@ class Router:
             )
         return available
 
-    @staticmethod
-    def _is_predicted(request: RouteRequest, replica: Replica) -> bool:
-        is_known = bool(request.prompt_lengths) and replica.recipe is not None and replica.has_events
+    def _recipe(self, replica: Replica) -> Recipe | None:
+        """What a prompt must be hashed with to be found among this replica's blocks; None while nobody can say."""
+        return self.recognitions[replica.id].recipe
+
+    def _is_predicted(self, request: RouteRequest, replica: Replica) -> bool:
+        is_known = bool(request.prompt_lengths) and self._recipe(replica) is not None and replica.has_events
         return is_known and request.is_comparable
 
     def _match(self, request: RouteRequest, serving: Sequence[LiveReplica]) -> dict[ReplicaId, int]:
@@ -179,8 +219,9 @@ class Router:
             return found
         groups: dict[tuple[Recipe, Lora | None], list[Replica]] = {}
         for live in serving:
-            if live.replica.recipe is not None:
-                key = (live.replica.recipe, live.replica.adapter(request.model))
+            recipe = self._recipe(live.replica)
+            if recipe is not None:
+                key = (recipe, live.replica.adapter(request.model))
                 groups.setdefault(key, []).append(live.replica)
         for (recipe, adapter), replicas in groups.items():
             for chain, length in zip(request.hashes.chains(recipe, adapter), request.prompt_lengths, strict=False):
@@ -196,14 +237,15 @@ class Router:
 
     def _expect(self, lease: int, replica: Replica, request: RouteRequest) -> None:
         """The chosen replica will hold the whole prompt; what it holds already needs no expectation."""
-        if replica.recipe is None:
+        recipe = self._recipe(replica)
+        if recipe is None:
             return
         bit = self.index.gpu.bit(replica.id)
         held = self.index.gpu.groups.get(0, {})
         missing: list[int] = []
-        chains = request.hashes.chains(replica.recipe, replica.adapter(request.model))
+        chains = request.hashes.chains(recipe, replica.adapter(request.model))
         for chain, length in zip(chains, request.prompt_lengths, strict=False):
-            keys = chain.keys(length // replica.recipe.block_size)
+            keys = chain.keys(length // recipe.block_size)
             missing += [key for key in keys if not held.get(key, 0) & bit]
         self.predicted.expect(lease, bit, missing)
 
@@ -217,10 +259,16 @@ class Router:
                 self.predicted.forget(bit)
 
     def _forget(self, replica: ReplicaId) -> None:
+        """Another life of the engine, or none."""
+        self._forget_blocks(replica)
+        self.holes.pop(replica, None)
+        if replica in self.recognitions:
+            self.recognitions[replica].forget()
+
+    def _forget_blocks(self, replica: ReplicaId) -> None:
         if replica in self.index.replicas:
             self.predicted.forget(self.index.gpu.bit(replica))
         self.index.forget(replica)
-        self.holes.pop(replica, None)
 
 
 def usable_blocks(prompt_tokens: int, block_size: int) -> int:

@@ -5,6 +5,7 @@ calls for a request are ``route``, ``started`` and ``release``; whoever makes th
 """
 
 import asyncio
+import itertools
 import logging
 import random
 import secrets
@@ -21,6 +22,7 @@ from balancer.facts import Described, EventSource, merge_listings
 from balancer.fleet import Status
 from balancer.hashes import PromptHashes
 from balancer.health import Watcher
+from balancer.knowledge import Knowledge, Link
 from balancer.policies.base import make
 from balancer.router import Router
 from balancer.settings import ReplicaSettings, Settings
@@ -37,6 +39,8 @@ SLICE_SECONDS: Final = 0.005
 """Longest that applying events keeps a request waiting; the rest of a flood follows in the next turns of the loop."""
 
 TICK_SECONDS: Final = 0.1
+LINKS_EVERY: Final = 5
+"""Ticks between two looks at the state of the subscriptions."""
 
 
 class RouterService:
@@ -56,6 +60,7 @@ class RouterService:
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._publishers: dict[ReplicaId, Publisher] = {}
+        self._told: dict[ReplicaId, tuple[Knowledge, str]] = {}
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -234,6 +239,22 @@ class RouterService:
                     log.warning("%s: batches %d to %d of its events are lost", replica, step.first, step.last)
 
     async def _tick(self) -> None:
-        while True:
+        for turn in itertools.count():
             await asyncio.sleep(TICK_SECONDS)
             self.router.tick(time.monotonic())
+            if turn % LINKS_EVERY == 0:
+                self._look_at_links()
+
+    def _look_at_links(self) -> None:
+        """Tell the router how the subscriptions stand, and the operator what has changed in what is known."""
+        now = time.monotonic()
+        status = self._reader.status()
+        for live in self.router.fleet:
+            replica = live.replica.id
+            link = status.get(replica)
+            self.router.follow(replica, Link(link.is_connected, link.is_complete) if link is not None else Link())
+            view = self.router.view(replica, now)
+            if self._told.get(replica) != (view.state, view.reason):
+                self._told[replica] = (view.state, view.reason)
+                level = logging.INFO if view.state is Knowledge.EXACT else logging.WARNING
+                log.log(level, "%s: its cache is known as %s: %s", replica, view.state, view.reason)

@@ -115,6 +115,7 @@ class _Control:
                 "queued_tokens": live.queued_tokens,
                 "blocks": router.index.gpu.blocks(live.replica.id),
                 "copies": router.index.gpu.copies(live.replica.id),
+                "knowledge": router.view(live.replica.id, time.monotonic()),
                 "lost_batches": router.holes.get(live.replica.id, 0),
                 "events": publishers.get(live.replica.id),
                 "predictions": router.audit.tallies.get(live.replica.id),
