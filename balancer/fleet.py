@@ -18,7 +18,6 @@ class Status(StrEnum):
     """Whether new requests may go to a replica."""
 
     READY = "ready"
-    DRAINING = "draining"  # finishes what it has, takes nothing new
     LOST = "lost"  # does not answer
 
 

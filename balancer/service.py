@@ -39,6 +39,9 @@ SLICE_SECONDS: Final = 0.005
 """Longest that applying events keeps a request waiting; the rest of a flood follows in the next turns of the loop."""
 
 TICK_SECONDS: Final = 0.1
+TOLD_AFTER: Final = 3.0
+"""Seconds for which less than exact knowledge must last before it is news: every subscription begins with a moment of it."""
+
 LINKS_EVERY: Final = 5
 """Ticks between two looks at the state of the subscriptions."""
 
@@ -60,7 +63,7 @@ class RouterService:
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._publishers: dict[ReplicaId, Publisher] = {}
-        self._told: dict[ReplicaId, tuple[Knowledge, str]] = {}
+        self._told: dict[ReplicaId, Knowledge] = {}
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -179,6 +182,7 @@ class RouterService:
         for live in list(self.router.fleet):
             if live.replica.endpoint == endpoint and live.replica.id not in wanted:
                 self._publishers.pop(live.replica.id, None)
+                self._told.pop(live.replica.id, None)
                 self._reader.remove(live.replica.id)
                 self.router.remove(live.replica.id)
         for each in described:
@@ -254,7 +258,8 @@ class RouterService:
             link = status.get(replica)
             self.router.follow(replica, Link(link.is_connected, link.is_complete) if link is not None else Link())
             view = self.router.view(replica, now)
-            if self._told.get(replica) != (view.state, view.reason):
-                self._told[replica] = (view.state, view.reason)
+            has_lasted = view.state is Knowledge.EXACT or now - view.since >= TOLD_AFTER
+            if has_lasted and self._told.get(replica) is not view.state:
+                self._told[replica] = view.state
                 level = logging.INFO if view.state is Knowledge.EXACT else logging.WARNING
                 log.log(level, "%s: its cache is known as %s: %s", replica, view.state, view.reason)

@@ -8,12 +8,13 @@ import difflib
 import math
 import re
 import tomllib
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 import msgspec
 
 from balancer.errors import ConfigError
+from hashing.recipes import Algorithm
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -128,6 +129,8 @@ def convert(tree: dict[str, Any]) -> Settings:
         ConfigError: an unknown setting, or a value that cannot be used.
     """
     tree = dict(tree)
+    if isinstance(tree.get("replicas"), dict):
+        raise ConfigError("replicas: written as one table; write [[replicas]], with two brackets, before each of them")
     policy = tree.get("policy")
     if isinstance(policy, dict):
         own = {key: value for key, value in policy.items() if key != "name"}
@@ -172,6 +175,11 @@ def _check(settings: Settings) -> None:
             endpoint = getattr(replica, name)
             if endpoint is not None:
                 check_endpoint(f"replicas[{at}].{name}", endpoint)
+        if replica.hash_algorithm is not None and replica.hash_algorithm not in get_args(Algorithm):
+            raise ConfigError(
+                f"replicas[{at}].hash_algorithm: '{replica.hash_algorithm}' is unknown; "
+                f"use one of {', '.join(get_args(Algorithm))}"
+            )
         if replica.block_size is not None and replica.block_size < 1:
             raise ConfigError(f"replicas[{at}].block_size: {replica.block_size} is too small; it counts tokens")
         if replica.data_parallel_size is not None and not 1 <= replica.data_parallel_size <= 1024:

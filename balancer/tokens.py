@@ -37,6 +37,13 @@ CHAT_FIELDS: Final = (
 )
 """What ``/tokenize`` reads of a chat request (vLLM 0.32, ``TokenizeChatRequest``)."""
 
+SAMPLING_FIELDS: Final = frozenset(
+    "max_tokens max_completion_tokens max_output_tokens min_tokens temperature top_p top_k min_p seed n best_of stop "
+    "stop_token_ids stop_sequences ignore_eos presence_penalty frequency_penalty repetition_penalty logit_bias logprobs "
+    "top_logprobs prompt_logprobs stream stream_options user request_id priority metadata store cache_salt".split()
+)
+"""Fields of a request that change nothing about its prompt's tokens."""
+
 TEXT_FIELDS: Final = ("model", "add_special_tokens")
 
 Prompts = tuple[Sequence[int], ...]
@@ -75,7 +82,7 @@ class Tokenizer:
         Raises:
             aiohttp.ClientConnectorError: nobody listens at ``endpoint``; another one can still be asked.
         """
-        key = xxhash.xxh3_128_digest(path.encode() + b"\0" + body)
+        key = _key(path, body)
         known = self._known.get(key)
         if known is not None:
             self._known.move_to_end(key)
@@ -135,6 +142,13 @@ class Tokenizer:
         while self._known_bytes > self._settings.cache_bytes:
             _, oldest = self._known.popitem(last=False)
             self._known_bytes -= _size(oldest)
+
+
+def _key(path: str, body: bytes) -> bytes:
+    """Equal for requests that have the same tokens: what only steers the sampling is left out."""
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    told = [part for name, raw in fields.items() if name not in SAMPLING_FIELDS for part in (name.encode(), bytes(raw))]
+    return xxhash.xxh3_128_digest(b"\0".join([path.encode(), *told]))
 
 
 def _size(prompts: Prompts) -> int:

@@ -57,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
     if args.seconds <= 0:
         raise ConfigError("--seconds: give a number above 0")
     if args.json is not None and not Path(args.json).absolute().parent.is_dir():
-        raise ConfigError(f"--json: there is no folder for '{args.json}'")
+        raise ConfigError(f"--json: there is no folder for '{args.json}'; make it, or name a file elsewhere")
+    if args.json is not None and Path(args.json).is_dir():
+        raise ConfigError(f"--json: '{args.json}' is a folder; name a file in it")
     return run_loop(_demo(args))
 
 
@@ -93,7 +95,7 @@ async def _all(args: argparse.Namespace, show: "Display", stop: asyncio.Event) -
 
 
 def _report(args: argparse.Namespace, load: Load, results: dict[str, Result]) -> None:
-    print(table(load, results))
+    print(table(load, results), flush=True)
     if args.json is not None:
         figures = {name: {**result.figures(), "machine": machine()} for name, result in results.items()}
         Path(args.json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
@@ -102,8 +104,9 @@ def _report(args: argparse.Namespace, load: Load, results: dict[str, Result]) ->
 def _invite(gateway: str, load: Load) -> None:
     body = json.dumps({"model": MODEL, "messages": Workload(load).sample(), "max_tokens": 16})
     print(
-        f"\nThe gateway is at {gateway}; repeat this and watch x-kvlb-cached-tokens grow:\n\n"
-        f"curl -si {gateway}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\nCtrl-C ends it."
+        f"\nThe gateway is at {gateway}; send this twice and watch x-kvlb-cached-tokens jump:\n\n"
+        f"curl -si {gateway}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\nCtrl-C ends it.",
+        flush=True,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from balancer import openai
+from balancer import errors, openai
 from balancer.commands import serve
 from balancer.metrics import Metrics
 from balancer.policies import base
@@ -112,6 +112,18 @@ def test_code_named_in_documents_exists() -> None:
             if name:
                 module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
                 assert reduce(getattr, name.split("."), module), f"{document.name}: {path} has no {name}"
+
+
+def test_every_forwarded_path_is_documented() -> None:
+    text = (DOCS / "api.md").read_text()
+    assert [path for path in openai.PATHS if f"`{path}`" not in text] == []
+
+
+def test_every_error_of_ours_is_documented() -> None:
+    text = (DOCS / "api.md").read_text()
+    for cls in errors.RequestError.__subclasses__():
+        assert f"| {cls.status} |" in text
+        assert cls.code is None or f"`{cls.code}`" in text
 
 
 def test_readme_names_the_paths_that_are_forwarded() -> None:

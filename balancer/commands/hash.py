@@ -24,7 +24,10 @@ _SEPARATORS = re.compile(r"[\s,]+")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Prints the block hashes that vLLM computes for the token ids on standard input."
+    parser.description = (
+        "Prints the block hashes that vLLM computes for the token ids on standard input, one line for each full block: "
+        "the digest in hex, and the 64-bit integer that KV events carry."
+    )
     parser.add_argument(
         "--algorithm",
         default="sha256",
@@ -56,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
         digests = continue_chain(recipe, recipe.none_hash(), tokens, extras)
     except (RecipeError, UnhashableError) as error:
         raise ConfigError(str(error)) from None
+    if args.form == "untagged" and args.seed is None and recipe.algorithm.startswith("sha256"):
+        print("kvlb hash: before vLLM 0.30 this holds only with PYTHONHASHSEED; name it with --seed", file=sys.stderr)
     if not digests:
         print(f"kvlb hash: {len(tokens)} tokens fill no block of {recipe.block_size}", file=sys.stderr)
     for digest in digests:

@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a vLLM server, like http://10.0.0.1:8000; repeat it",
     )
     parser.add_argument("--config", metavar="FILE", help="settings in TOML; flags overrule it")
-    parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--host", help="address to listen on (default 127.0.0.1, this machine only)")
     parser.add_argument("--port", type=int, help="port to listen on (default 8080)")
     parser.add_argument("--policy", metavar="NAME", help="routing policy (default cache_aware)")
     parser.add_argument("--max-body-bytes", type=int, metavar="N", help="largest request body (default 64 MiB)")
@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     )
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     logging.getLogger("aiohttp.server").addFilter(_shorten)
+    sys.path.append("")  # a policy of one's own may lie in the folder that kvlb is started from
     settings = read_settings(args)
     run_loop(_serve(settings, args.startup_timeout))
     return 0

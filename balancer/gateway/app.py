@@ -48,7 +48,9 @@ async def _translate_errors(request: web.Request, handler: Any) -> web.StreamRes
         return error_response(error)
     except web.HTTPNotFound:
         return error_response(
-            UnknownPath(f"there is no {canonical(request.path)} here; see the list of paths in the docs")
+            UnknownPath(
+                f"there is no {canonical(request.path)} here; the paths that are forwarded are listed in docs/api.md"
+            )
         )
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))

@@ -5,6 +5,7 @@ index or the fleet, so it runs unchanged in the gateway and in the simulator. It
 and its own memory: chance comes in as ``draw``, and time, if it ever needs it, with the candidates.
 """
 
+import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable, Sequence
@@ -74,11 +75,20 @@ def make(name: str, settings: dict[str, Any] | None = None) -> Policy:
     cls = _find(name)
     if not (isinstance(cls, type) and issubclass(cls, msgspec.Struct) and hasattr(cls, "choose")):
         raise ConfigError(f"policy.name: {name!r} is no policy; it must be a msgspec.Struct with a method choose")
+    _check_names(name, cls, settings or {})
     try:
         return msgspec.convert(settings or {}, cls)
     except msgspec.ValidationError as error:
         fields = ", ".join(getattr(cls, "__struct_fields__", ()))
         raise ConfigError(f"policy.{name}: {error}; its settings are: {fields or 'none'}") from error
+
+
+def _check_names(name: str, cls: type[msgspec.Struct], settings: dict[str, Any]) -> None:
+    known = cls.__struct_fields__
+    for unknown in settings.keys() - set(known):
+        near = difflib.get_close_matches(unknown, known, 1)
+        remedy = f"did you mean {near[0]}?" if near else f"its settings are: {', '.join(known) or 'none'}"
+        raise ConfigError(f"policy.{unknown}: {name} has no such setting; {remedy}")
 
 
 def _find(name: str) -> type[Policy]:
@@ -87,7 +97,9 @@ def _find(name: str) -> type[Policy]:
         try:
             found: type[Policy] = getattr(importlib.import_module(module), attribute)
         except Exception as error:  # whatever a module of somebody else does when it is imported
-            raise ConfigError(f"policy.name: cannot load {name!r}: {error}; give package.module:Class") from error
+            raise ConfigError(
+                f"policy.name: cannot load {name!r}: {error}; give package.module:Class, importable from here"
+            ) from error
         return found
     _load_all()
     if name not in _registry:

@@ -39,6 +39,17 @@ TICK: Final = 0.1
 RESTART_DELAY: Final = 1.0
 """Seconds before a subscription that failed begins anew: a fault that repeats must not keep the thread busy."""
 
+COUNTED: Final = (
+    "batches",
+    "connections",
+    "events_skipped",
+    "foreign_topics",
+    "malformed_messages",
+    "messages_of_two_connections",
+    "replays_unanswered",
+)
+"""What is counted here; the stream counts the rest."""
+
 _Socket: TypeAlias = zmq.Socket[bytes]
 
 MONITORED: Final = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
@@ -88,7 +99,7 @@ class _Subscription:
         self.publisher = publisher
         self.settings = settings
         self.stream = EventStream(has_replay=publisher.replay is not None)
-        self.counters: Counter[str] = Counter()
+        self.counters: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
         self.is_connected = False
         self.last_live: float | None = None
         self._context = context

@@ -82,7 +82,7 @@ def test_new_facts_do_not_bring_a_lost_replica_back() -> None:
     assert live(owner).status is Status.LOST
 
 
-@pytest.mark.parametrize(("status", "is_available"), [("ready", True), ("draining", False), ("lost", False)])
+@pytest.mark.parametrize(("status", "is_available"), [("ready", True), ("lost", False)])
 def test_only_a_ready_replica_takes_new_requests(status: str, is_available: bool) -> None:
     owner = fleet("a")
     owner.set_status(A, Status(status))

@@ -251,7 +251,7 @@ def test_a_wrong_model_is_told_the_right_ones() -> None:
     assert told.value.param == "model"
 
 
-@pytest.mark.parametrize("status", [Status.LOST, Status.DRAINING])
+@pytest.mark.parametrize("status", [Status.LOST])
 def test_the_best_match_is_passed_over_when_it_cannot_be_used(status: Status) -> None:
     owner = router()
     owner.observe(A, events(stored(PROMPT)))

@@ -66,7 +66,7 @@ def test_what_is_no_toml_is_said_so() -> None:
         ({"upstream": {"xyz": 1}}, "upstream.xyz: unknown setting; there are: connect_timeout_seconds, "),
         ({"server": {"port": "80"}}, "server.port: expected `int`, got `str`"),
         ({"replicas": [{}]}, "replicas[0]: object missing required field `url`"),
-        ({"replicas": {}}, "replicas: expected `array`, got `object`"),
+        ({"replicas": {}}, "replicas: written as one table; write [[replicas]], with two brackets"),
         ({"server": 1}, "server: expected `object`, got `int`"),
         ({"policy": 1}, "policy: expected `object`, got `int`"),
         ({"policy": {"name": 1}}, "policy.name: expected `str`, got `int`"),
