@@ -67,6 +67,17 @@ def test_the_same_text_is_asked_once() -> None:
     with_tokenizer(check, {f"{COMPLETIONS}/render": b'[{"token_ids":[1]}]'})
 
 
+def test_what_only_steers_the_sampling_makes_no_other_question() -> None:
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        for limit in (1, 2, 3):
+            assert await ask(tokenizer, replica, COMPLETIONS, {**TEXT, "max_tokens": limit, "seed": limit}) == [[1]]
+        assert len(replica.questions) == 1
+        await ask(tokenizer, replica, COMPLETIONS, {**TEXT, "add_special_tokens": False})
+        assert len(replica.questions) == 2, "but this changes the tokens"
+
+    with_tokenizer(check, {f"{COMPLETIONS}/render": b'[{"token_ids":[1]}]'})
+
+
 def test_the_same_body_on_another_path_is_another_question() -> None:
     async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
         both = {**TEXT, **TALK}

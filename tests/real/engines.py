@@ -9,6 +9,7 @@ import hashlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -60,8 +61,11 @@ def tiny_model() -> Path:
 class RealEngine:
     """A running engine; mutable. ``url``, ``events`` and ``replay`` are addresses of data-parallel rank 0."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", log: Path, port: int, event_port: int) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[bytes]", log: Path, port: int, event_port: int, sockets: Path
+    ) -> None:
         self.process = process
+        self._sockets = sockets
         self.log = log
         self.url = f"http://127.0.0.1:{port}"
         self.events = f"tcp://127.0.0.1:{event_port}"
@@ -118,6 +122,7 @@ class RealEngine:
         self._signal(signal.SIGTERM)
         try:
             self.process.wait(3)  # left alone, vLLM takes half a minute to go
+            shutil.rmtree(self._sockets, ignore_errors=True)
         except subprocess.TimeoutExpired:
             self.kill()
 
@@ -125,10 +130,23 @@ class RealEngine:
         """End it and its children as a crash does."""
         self._signal(signal.SIGKILL)
         self.process.wait(30)
+        shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
+
+
+def free_ports() -> tuple[int, int]:
+    """A port for HTTP, and one for events that has another free one 10 above it."""
+    while True:
+        with socket.socket() as http, socket.socket() as events, socket.socket() as replay:
+            http.bind(("127.0.0.1", 0))
+            events.bind(("", 0))
+            port: int = events.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                replay.bind(("", port + 10))
+                return http.getsockname()[1], port
 
 
 def start_engine(
@@ -172,17 +190,18 @@ def start_engine(
         handle, name = tempfile.mkstemp(prefix="kvlb-vllm-", suffix=".log")
         os.close(handle)
         log = Path(name)
+    sockets = Path(tempfile.mkdtemp(prefix="kvlb-"))  # an engine that is killed leaves those between its processes
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
-            env={**inherited, **_ENVIRONMENT, **(env or {})},
+            env={**inherited, **_ENVIRONMENT, "VLLM_RPC_BASE_PATH": str(sockets), **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return RealEngine(process, log, port, event_port)
+    return RealEngine(process, log, port, event_port, sockets)
 
 
 @contextlib.contextmanager

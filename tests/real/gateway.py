@@ -8,13 +8,12 @@ when the publisher's buffer is read to its end and the gateway's index has the s
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ import zmq
 
 from indexer.events import BlockRemoved, BlockStored
 from indexer.wire import decode
-from tests.real.engines import RealEngine, start_engine
+from tests.real.engines import RealEngine, free_ports, start_engine
 
 NUM_BLOCKS: Final = 96
 ENGINE_ARGS: Final = (
@@ -37,18 +36,6 @@ MAX_MODEL_LEN: Final = 2048
 END_MARKER: Final = b"\xff" * 8
 SETTLE_SECONDS: Final = 20.0
 POLL_SECONDS: Final = 0.01
-
-
-def free_ports() -> tuple[int, int]:
-    """A port for HTTP, and one for events that has another free one 10 above it."""
-    while True:
-        with socket.socket() as http, socket.socket() as events, socket.socket() as replay:
-            http.bind(("127.0.0.1", 0))
-            events.bind(("", 0))
-            port: int = events.getsockname()[1]
-            with suppress(OSError, OverflowError):
-                replay.bind(("", port + 10))
-                return http.getsockname()[1], port
 
 
 async def wait_for(what: str, condition: Callable[[], Any], seconds: float = SETTLE_SECONDS) -> None:

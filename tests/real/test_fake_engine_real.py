@@ -21,12 +21,11 @@ from simulations.fake.publisher import END_MARKER
 from simulations.fake.samples import Sample
 from simulations.fake_engine import running
 from simulations.latency import LatencyModel
-from tests.real.engines import BLOCK_SIZE, MODEL_NAME, RealEngine, running_engine
+from tests.real.engines import BLOCK_SIZE, MODEL_NAME, RealEngine, free_ports, running_engine
 from tests.simulations.fake.exchanges import EXCHANGES, MAX_MODEL_LEN, RECORDED, ask
 
 pytestmark = pytest.mark.real
 
-PORT, EVENT_PORT = 18210, 18220
 NUM_BLOCKS = 40
 MAX_BATCHED = 256
 STOP_TOKENS = list(range(900, 960))
@@ -171,7 +170,7 @@ async def ask_fake(
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealEngine]:
     log: Path = tmp_path_factory.mktemp("vllm") / "log"
     args = ("--num-gpu-blocks-override", str(NUM_BLOCKS), "--max-num-batched-tokens", str(MAX_BATCHED))
-    with running_engine(PORT, EVENT_PORT, *args, max_model_len=MAX_MODEL_LEN, log=log) as engine:
+    with running_engine(*free_ports(), *args, max_model_len=MAX_MODEL_LEN, log=log) as engine:
         yield engine
 
 

@@ -69,7 +69,11 @@ def test_settings_become_fields() -> None:
     ("name", "settings", "message"),
     [
         ("nope", {}, r"policy\.name: there is no policy 'nope'; there are: cache_aware, least_load, round_robin"),
-        ("cache_aware", {"wait": 1}, r"policy\.wait: cache_aware has no such setting; its settings are: queue_weight, request_weight"),
+        (
+            "cache_aware",
+            {"wait": 1},
+            r"policy\.wait: cache_aware has no such setting; its settings are: queue_weight, request_weight",
+        ),
         ("cache_aware", {"queue_weight": "much"}, r"policy\.cache_aware: Expected `float`"),
         ("round_robin", {"weight": 1}, r"policy\.weight: round_robin has no such setting; its settings are: none"),
         ("no.such.module:Policy", {}, r"policy\.name: cannot load 'no\.such\.module:Policy'"),
