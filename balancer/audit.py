@@ -16,11 +16,16 @@ KEPT: Final = 100
 
 
 class Tally(msgspec.Struct):
-    """One replica's sums; ``over`` counts predictions that were too high, ``under`` too low."""
+    """One replica's sums; ``over`` counts predictions that were too high, ``under`` too low.
+
+    ``other_tokens`` counts requests whose prompt had another length for the engine than for us: it was not the same prompt, and
+    nothing else is compared.
+    """
 
     exact: int = 0
     over: int = 0
     under: int = 0
+    other_tokens: int = 0
     predicted_tokens: int = 0
     actual_tokens: int = 0
     prompt_tokens: int = 0
@@ -62,6 +67,9 @@ class Audit:
             return
         replica, predicted = decision.replica.id, decision.cached_tokens
         tally = self._tallies.setdefault(replica, Tally())
+        if truth.prompt_tokens is not None and truth.prompt_tokens != decision.prompt_tokens:
+            tally.other_tokens += 1
+            return
         tally.predicted_tokens += predicted
         tally.actual_tokens += actual
         tally.prompt_tokens += decision.prompt_tokens

@@ -4,7 +4,10 @@ Knows no subcommand by name. Never shows a traceback for what a user did.
 """
 
 import argparse
+import contextlib
 import difflib
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points, version
@@ -14,6 +17,9 @@ from typing import NoReturn
 
 from balancer.commands import Command
 from balancer.errors import BalancerError, ConfigError
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""Errors of writing that are the user's to mend."""
 
 PACKAGES = ("hashing", "indexer", "balancer", "simulations")
 
@@ -82,7 +88,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         args, unknown = build_parser(commands(words)).parse_known_args(words)
         if unknown:
             args.parser.unknown(unknown[0])
-        return int(args.run(args))
+        code = int(args.run(args))
+        if sys.stdout is not None:
+            sys.stdout.flush()  # while an error can still be told
+        return code
     except ConfigError as error:
         print(f"kvlb: {error}", file=sys.stderr)
         return 2
@@ -91,6 +100,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has left (`| head`): nobody is there to be told
+        _drop_output()
+        return 1
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        print(f"kvlb: cannot write what was asked for: {error.strerror}", file=sys.stderr)
+        _drop_output()
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _drop_output() -> None:
+    """What is left of the output goes nowhere: Python would try it again at its end, fail again, and say so."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or not a file at all
+        output = sys.stdout.fileno()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)

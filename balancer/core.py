@@ -18,8 +18,9 @@ from indexer.index import Keys, ReplicaId
 class Replica(msgspec.Struct, frozen=True):
     """One KV cache that can be chosen: an endpoint and a data-parallel rank of it.
 
-    ``recipe`` is None when nobody knows how the engine hashes; its events then cannot be matched. ``models`` are the names
-    it serves, ``adapters`` those of them that are LoRA adapters. ``has_events`` says whether it tells what it caches.
+    ``recipe`` is how the engine says that it hashes, or None when it does not say enough; its events may know better.
+    ``models`` are the names it serves, ``adapters`` those of them that are LoRA adapters. ``has_events`` says whether it tells
+    what it caches, ``has_eagle`` whether it computes the last block of every hit anew (EAGLE and MTP draft models).
     ``max_model_len`` is in tokens, ``num_gpu_blocks`` counts the blocks of the pool; both None when unsaid.
     """
 
@@ -31,6 +32,7 @@ class Replica(msgspec.Struct, frozen=True):
     adapters: tuple[Lora, ...] = ()
     recipe: Recipe | None = None
     has_events: bool = True
+    has_eagle: bool = False
     max_model_len: int | None = None
     num_gpu_blocks: int | None = None
 

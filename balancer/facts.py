@@ -22,6 +22,11 @@ from indexer.index import ReplicaId
 
 CONFIG_METRIC: Final = "vllm:cache_config_info"
 
+MAX_RANKS: Final = 1024
+"""More than any engine has; a rank beyond it is a misunderstanding, and each would be a replica of its own."""
+
+MAX_DIGITS: Final = 12
+
 
 class ModelCard(msgspec.Struct, frozen=True):
     """One entry of ``/v1/models``: a base model, or a LoRA adapter, which names its ``parent``."""
@@ -160,7 +165,7 @@ def read_event_sources(body: bytes, host: str) -> tuple[EventSource, ...]:
                 rank=rank,
                 events=reachable(endpoint, host),
                 replay=reachable(replay, host) if isinstance(replay, str) else None,
-                topic=config.get("topic") or "",
+                topic=_str(config.get("topic")) or "",
             )
         )
     return tuple(sorted(found, key=lambda source: source.rank))
@@ -181,8 +186,20 @@ def describe(settings: ReplicaSettings, facts: EngineFacts) -> list[Described]:
     """The replicas behind one endpoint: what the engine told, overruled by what the settings say."""
     configs = {config.rank: config for config in facts.cache}
     sources = {source.rank: source for source in facts.sources}
-    count = settings.data_parallel_size or max([0, *configs, *sources]) + 1
-    return [_describe(settings, facts, configs.get(rank), sources.get(rank), rank, count) for rank in range(count)]
+    ranks = _ranks(settings, sorted(rank for rank in {*configs, *sources} if rank < MAX_RANKS))
+    return [_describe(settings, facts, configs.get(rank), sources.get(rank), rank, len(ranks)) for rank in ranks]
+
+
+def _ranks(settings: ReplicaSettings, told: list[int]) -> list[int]:
+    """The data-parallel ranks behind the endpoint.
+
+    One that is alone may still have a number above 0: behind an external load balancer vLLM (>= 0.14) counts ranks over all
+    pods, and each pod tells of its own only.
+    """
+    count = settings.data_parallel_size
+    if count is None or (count == 1 and len(told) == 1):
+        return told or [0]
+    return list(range(count))
 
 
 def _describe(
@@ -198,7 +215,10 @@ def _describe(
     if settings.events is not None:
         replay = None if settings.replay is None else with_rank(settings.replay, rank)
         source = EventSource(rank, with_rank(settings.events, rank), replay, settings.topic)
-    if source is None:
+    if config is not None and config.has_prefix_caching is False:
+        warnings.append("prefix caching is off, so nothing is cached; start vLLM with --enable-prefix-caching")
+        recipe = source = None
+    elif source is None:
         warnings.append(
             "no KV event source is known, so its cache is invisible; start vLLM with --kv-events-config "
             '\'{"enable_kv_cache_events": true}\' and, before vLLM 0.31, name it here (events = "tcp://...")'
@@ -207,8 +227,6 @@ def _describe(
         warnings.append(
             'its publisher has no replay socket, so lost events stay lost; add "replay_endpoint" to --kv-events-config'
         )
-    if config is not None and config.has_prefix_caching is False:
-        warnings.append("prefix caching is off; start vLLM with --enable-prefix-caching")
     base = [card for card in facts.models if card.parent is None]
     replica = Replica(
         id=replica_id(settings.url, rank, ranks),
@@ -219,6 +237,7 @@ def _describe(
         adapters=tuple(Lora(name=card.id, path=card.root) for card in facts.models if card.parent is not None),
         recipe=recipe,
         has_events=source is not None,
+        has_eagle=settings.eagle,
         max_model_len=min((card.max_model_len for card in base if card.max_model_len), default=None),
         num_gpu_blocks=config.num_gpu_blocks if config else None,
     )
@@ -233,7 +252,10 @@ def _recipe(
     algorithm = settings.hash_algorithm or (config.algorithm if config else None) or "sha256"
     if version is None or block_size is None:
         missing = "version" if version is None else "block_size"
-        warnings.append(f"the engine does not tell its {missing}; give it in the settings ({missing} = ...)")
+        warnings.append(
+            f"the engine does not tell its {missing}, so its hashes are learned from its events; "
+            f"give it in the settings ({missing} = ...)"
+        )
         return None
     try:
         recipe = Recipe.for_version(
@@ -242,10 +264,13 @@ def _recipe(
             block_size=block_size,
             seed=settings.hash_seed,
         )
-        recipe.none_hash()
     except RecipeError as error:
-        warnings.append(f"its block hashes cannot be computed, so its cache is invisible: {error}")
+        warnings.append(f"its block hashes cannot be computed and are learned from its events: {error}")
         return None
+    try:
+        recipe.none_hash()
+    except RecipeError as error:  # the rest of the recipe is still worth knowing: a seed may be found by trying
+        warnings.append(f"its block hashes cannot be computed before its first events: {error}")
     return recipe
 
 
@@ -259,5 +284,9 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
+def _str(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
 def _int(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+    return int(text) if text is not None and text.isdecimal() and len(text) <= MAX_DIGITS else None

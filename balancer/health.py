@@ -80,7 +80,9 @@ class Watcher:
                     await self._get("/health", required=True)
                 else:
                     await self._learn()
-        except (TimeoutError, aiohttp.ClientError, OSError, msgspec.MsgspecError, _Refused) as error:
+        except Exception as error:  # whatever the endpoint does to us, it is watched on
+            if not isinstance(error, (TimeoutError, aiohttp.ClientError, OSError, msgspec.MsgspecError, _Refused)):
+                log.exception("%s: a probe failed in a way that was not foreseen", self._replica.url)
             self._failed(error)
         else:
             self._up()

@@ -33,6 +33,10 @@ class Link(msgspec.Struct, frozen=True):
     is_complete: bool = False
 
 
+FED = Link(is_connected=True, is_complete=True)
+"""The link of a replica without a subscription: whoever feeds the router its events feeds it all of them."""
+
+
 class View(msgspec.Struct, frozen=True):
     """The state with its reason in words; ``since`` is when it began, on the caller's clock, in seconds."""
 
@@ -58,5 +62,7 @@ def judge(replica: Replica, recognition: Recognition, link: Link, lost_batches: 
             return View(Knowledge.PARTIAL, f"{recognition.unplaced} blocks could not be placed; {recognition.reason}")
         return View(Knowledge.LEARNED, recognition.reason)
     if recognition.state is KeyState.UNPROVEN:
+        if recognition.reason:
+            return View(Knowledge.PARTIAL, recognition.reason)
         return View(Knowledge.EXACT, "nothing has contradicted its recipe; no event has proven it yet")
     return View(Knowledge.EXACT, recognition.reason or "its recipe is proven by its own events")

@@ -179,7 +179,7 @@ class _RouterCollector(Collector):
     def _audit(self) -> Iterable[Metric]:
         results = CounterMetricFamily(
             "kvlb_predictions",
-            "Predicted against reported cached tokens: exact, over, under.",
+            "Predicted against reported cached tokens: exact, over, under; other_tokens: it was another prompt.",
             labels=["replica", "result"],
         )
         predicted = CounterMetricFamily(
@@ -189,7 +189,7 @@ class _RouterCollector(Collector):
             "kvlb_actual_cached_tokens", "Cached tokens that the engine reported for them.", labels=["replica"]
         )
         for replica, tally in self._service.router.audit.tallies.items():
-            for result in ("exact", "over", "under"):
+            for result in ("exact", "over", "under", "other_tokens"):
                 results.add_metric([replica, result], getattr(tally, result))
             predicted.add_metric([replica], tally.predicted_tokens)
             actual.add_metric([replica], tally.actual_tokens)

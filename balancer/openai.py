@@ -2,11 +2,12 @@
 
 Knows the OpenAI, Anthropic and tokens-in shapes as vLLM 0.32 reads them. Never changes a byte: the body that came is the body
 that is forwarded, and a field that is not needed here is not looked at. What the engine would refuse is left for the engine to
-refuse, in its own words; only a body whose model cannot be read is refused here.
+refuse, in its own words; only a body whose model cannot be read is refused here. The time for a body grows with its length and
+with nothing else: what is not small where it should be is not taken apart, and a huge prompt is routed by load.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
@@ -15,7 +16,29 @@ import msgspec
 from balancer.core import Truth
 from balancer.errors import BadRequest, RequestError
 
+MAX_PROMPT_BYTES: Final = 8 * 1024 * 1024
+"""Longest JSON of token ids that is taken apart: over a million ids, which take a third of a second to hash."""
+
+MAX_PROMPTS: Final = 128
+"""Most prompts of one request that are looked at: each costs a chain and a lookup, however short it is."""
+
+MAX_MODEL_BYTES: Final = 4096
+"""Longest name of a model, as JSON: names are paths at the most."""
+
+MAX_PARTS: Final = 64
+"""Parts of a form in which the model is looked for; vLLM's forms have some twenty fields."""
+
+MAX_PART_HEAD: Final = 4096
+"""Longest headers of a part that are read, and longest model in a form, in bytes."""
+
+_SMALL: Final = 64
+"""Longest JSON of a number or a flag, in bytes."""
+
+_LARGE: Final = "(large)"
+"""Stands for a value that no number or flag is: true, neither null nor one."""
+
 _NULL: Final = msgspec.Raw(b"null")
+_ONE: Final = msgspec.Raw(b"1")
 
 
 class Kind(StrEnum):
@@ -76,27 +99,29 @@ class Inbound(msgspec.Struct, frozen=True):
 
 
 class _SamplingParams(msgspec.Struct):
-    prompt_logprobs: Any = None
-    skip_reading_prefix_cache: Any = None
-    n: Any = 1
+    prompt_logprobs: msgspec.Raw = _NULL
+    skip_reading_prefix_cache: msgspec.Raw = _NULL
+    n: msgspec.Raw = _ONE
 
 
 class _Body(msgspec.Struct):
-    model: Any = None
+    """Raw throughout: values of any other type would be built before anything could be known of their size."""
+
+    model: msgspec.Raw = _NULL
     prompt: msgspec.Raw = _NULL
     messages: msgspec.Raw = _NULL
     input: msgspec.Raw = _NULL
     token_ids: msgspec.Raw = _NULL
     sampling_params: msgspec.Raw = _NULL
-    cache_salt: Any = None
-    prompt_logprobs: Any = None
-    echo: Any = None
-    logprobs: Any = None
-    top_logprobs: Any = None
-    truncate_prompt_tokens: Any = None
-    use_beam_search: Any = None
-    n: Any = 1
-    features: Any = None
+    cache_salt: msgspec.Raw = _NULL
+    prompt_logprobs: msgspec.Raw = _NULL
+    echo: msgspec.Raw = _NULL
+    logprobs: msgspec.Raw = _NULL
+    top_logprobs: msgspec.Raw = msgspec.Raw(b"0")  # vLLM's default for chat; null is something else
+    truncate_prompt_tokens: msgspec.Raw = _NULL
+    use_beam_search: msgspec.Raw = _NULL
+    n: msgspec.Raw = _ONE
+    features: msgspec.Raw = _NULL
 
 
 _body = msgspec.json.Decoder(_Body)
@@ -106,51 +131,85 @@ _sampling = msgspec.json.Decoder(_SamplingParams)
 
 
 def read(path: str, content_type: str, body: bytes) -> Inbound:
-    """What routing needs of a request to ``path``, which must be one of ``PATHS``.
+    """What routing needs of a request to ``path``, which must be one of ``PATHS``; ``content_type`` is the whole header.
 
     Raises:
         BadRequest: the body is not what its content type says, or its model is not a string.
     """
     kind = PATHS[path]
-    if content_type.startswith("multipart/"):
-        return Inbound(kind, _multipart_model(body))
+    if content_type.lower().startswith("multipart/"):
+        return Inbound(kind, _multipart_model(content_type, body))
     try:
-        fields = _body.decode(body)
+        return _read(kind, _body.decode(body))
     except msgspec.ValidationError as error:
         raise BadRequest(f"the body must be a JSON object: {error}") from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from error
-    if fields.model is not None and not isinstance(fields.model, str):
-        raise BadRequest("model: expected a string, the name of a served model", param="model")
+
+
+def _read(kind: Kind, fields: _Body) -> Inbound:
+    model = _model(fields.model)
     if kind is Kind.OPAQUE:
-        return Inbound(kind, fields.model)
+        return Inbound(kind, model)
     ids = _prompts(kind, fields)
     sampling = _sampling_params(fields)
+    salt = msgspec.json.decode(fields.cache_salt) if _is_string(fields.cache_salt) else None
+    is_one_sample = _is_one(fields.n) and _is_one(sampling.n) and not _plain(fields.use_beam_search)
     return Inbound(
         kind=kind,
-        model=fields.model,
+        model=model,
         token_ids=ids,
-        has_text=not ids and kind is not Kind.GENERATE,
-        salt=fields.cache_salt if isinstance(fields.cache_salt, str) and fields.cache_salt else None,
+        has_text=not ids and kind is not Kind.GENERATE and not _is_huge(fields.prompt),
+        salt=salt or None,
         reads_cache=_reads_cache(fields, sampling),
-        is_comparable=len(ids) <= 1 and _is_one(fields.n) and _is_one(sampling.n) and not fields.use_beam_search,
+        is_comparable=len(ids) <= 1 and is_one_sample,
     )
 
 
-def _is_one(count: Any) -> bool:
-    return count is None or count == 1
+def _model(raw: msgspec.Raw) -> str | None:
+    if raw == _NULL:
+        return None
+    if not _is_string(raw) or len(raw) > MAX_MODEL_BYTES:
+        raise BadRequest("model: expected a string, the name of a served model", param="model")
+    return msgspec.json.decode(raw, type=str)
+
+
+def _is_string(raw: msgspec.Raw) -> bool:
+    return memoryview(raw)[:1].tobytes() == b'"'
+
+
+def _plain(raw: msgspec.Raw) -> Any:
+    """A number or a flag; anything larger is not taken apart."""
+    try:
+        return msgspec.json.decode(raw) if len(raw) <= _SMALL else _LARGE
+    except msgspec.ValidationError:  # a number that no float can hold
+        return _LARGE
+
+
+def _is_one(count: msgspec.Raw) -> bool:
+    return _plain(count) in (None, 1)
+
+
+def _is_huge(prompt: msgspec.Raw) -> bool:
+    """Whether it is more than what is taken apart here, and more than an engine should be asked to tokenise for us."""
+    if len(prompt) > MAX_PROMPT_BYTES:
+        return True
+    text = bytes(prompt)
+    return text.count(b"[") > 1 + MAX_PROMPTS and re.match(rb"\[\s*\[", text) is not None
 
 
 def _prompts(kind: Kind, fields: _Body) -> tuple[Sequence[int], ...]:
     if kind is Kind.GENERATE:
         # Multimodal features change the hashes of the blocks they lie in; without them the ids would promise too much.
-        return () if fields.features else _as_ids(fields.token_ids)
-    if kind is Kind.COMPLETION and fields.truncate_prompt_tokens is None:
+        return () if _plain(fields.features) else _as_ids(fields.token_ids)
+    if kind is Kind.COMPLETION and fields.truncate_prompt_tokens == _NULL:
         return _as_ids(fields.prompt)
     return ()
 
 
 def _as_ids(raw: msgspec.Raw) -> tuple[Sequence[int], ...]:
+    if _is_huge(raw):
+        return ()
     try:
         ids = _ids.decode(raw)
         return (ids,) if ids else ()
@@ -176,17 +235,45 @@ def _reads_cache(fields: _Body, sampling: _SamplingParams) -> bool:
     ``skip_reading_prefix_cache`` defaults to ``prompt_logprobs is not None``); ``echo`` asks for as many of them as
     ``logprobs`` (completions) or ``top_logprobs`` (chat) says.
     """
-    if sampling.skip_reading_prefix_cache is not None:
-        return not sampling.skip_reading_prefix_cache
-    if fields.prompt_logprobs is not None or sampling.prompt_logprobs is not None:
+    if sampling.skip_reading_prefix_cache != _NULL:
+        return not _plain(sampling.skip_reading_prefix_cache)
+    if fields.prompt_logprobs != _NULL or sampling.prompt_logprobs != _NULL:
         return False
-    asked = fields.top_logprobs if fields.messages != _NULL else fields.logprobs
-    return not (fields.echo and asked is not None and asked is not False)
+    asked = _plain(fields.top_logprobs if fields.messages != _NULL else fields.logprobs)
+    return not (_plain(fields.echo) and asked is not None and asked is not False)
 
 
-def _multipart_model(body: bytes) -> str | None:
-    found = re.search(rb'name="?model"?[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,512})\r\n', body)
-    return found[1].decode(errors="replace") if found else None
+def _multipart_model(content_type: str, body: bytes) -> str | None:
+    found = re.search(r'boundary=(?:"([^"]+)"|([^\s;"]+))', content_type, re.IGNORECASE)
+    if found is None:
+        return None
+    boundary = b"--" + (found[1] or found[2]).encode(errors="surrogateescape")
+    for head, start, end in _parts(body, boundary):
+        if _is_model(head) and start < end <= start + MAX_PART_HEAD:
+            return body[start:end].decode(errors="replace")
+    return None
+
+
+def _parts(body: bytes, boundary: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """The headers, the start and the end of each part. Goes forward only, so that no body takes longer than its length."""
+    at = 0 if body.startswith(boundary) else body.find(b"\r\n" + boundary) + 2
+    for _ in range(MAX_PARTS):
+        at += len(boundary)
+        start = body.find(b"\r\n\r\n", at, at + MAX_PART_HEAD) + 4
+        end = body.find(b"\r\n" + boundary, max(at, start - 2))
+        if end < 0:
+            return
+        if start >= 4:
+            yield body[at : start - 4], start, end
+        at = end + 2
+
+
+def _is_model(head: bytes) -> bool:
+    lines = (line.lower() for line in head.split(b"\r\n"))
+    parameters = (
+        word.strip() for line in lines if line.startswith(b"content-disposition:") for word in line.split(b";")
+    )
+    return any(word in {b"name=model", b'name="model"'} for word in parameters)
 
 
 # Answers
@@ -249,7 +336,8 @@ def read_answer(body: bytes) -> Truth:
 
 
 def error_body(error: RequestError) -> bytes:
-    """The error as OpenAI clients expect it."""
+    """The error as OpenAI clients expect it. A message may quote a header, and a header may be no text at all."""
+    message = error.message.encode(errors="backslashreplace").decode()
     return msgspec.json.encode(
-        {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+        {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
     )

@@ -15,7 +15,7 @@ from balancer.audit import Audit
 from balancer.core import Candidate, Decision, Outcome, Replica, RouteRequest, Truth
 from balancer.errors import NoReplica, UnknownModel
 from balancer.fleet import Fleet, LiveReplica, Status
-from balancer.knowledge import Link, View, judge
+from balancer.knowledge import FED, Knowledge, Link, View, judge
 from balancer.policies.base import Policy
 from hashing.extras import Lora
 from hashing.recipes import Recipe
@@ -23,7 +23,7 @@ from indexer.events import AllBlocksCleared, BlockStored, KVEvent
 from indexer.index import GPU, CacheIndex, Keys, ReplicaId
 from indexer.predicted import PredictedBlocks
 from indexer.recognition import KeyState, Recognition
-from indexer.stream import Apply, Forget, Lost, Step
+from indexer.stream import Apply, Forget, Lost, Replay, Standing, Step
 
 SETTLE_SECONDS: Final = 1.0
 """How long after its end a request's blocks are still expected: events trail the answer by one scheduler step."""
@@ -74,10 +74,6 @@ class Router:
     def set_status(self, replica: ReplicaId, status: Status) -> None:
         self.fleet.set_status(replica, status)
 
-    def follow(self, replica: ReplicaId, link: Link) -> None:
-        """What the replica's event subscription says of itself."""
-        self._links[replica] = link
-
     def observe(self, replica: ReplicaId, steps: Iterable[Step]) -> None:
         """What the replica's event stream says, in order."""
         for step in steps:
@@ -87,9 +83,11 @@ class Router:
                         self.apply(replica, batch.events)
                 case Forget():
                     self._forget(replica)
-                case Lost():
+                case Lost() if replica in self.index.replicas:
                     self.holes[replica] = self.holes.get(replica, 0) + step.last - step.first + 1
-                case _:
+                case Standing():
+                    self._links[replica] = Link(step.is_connected, step.is_complete)
+                case Replay():
                     raise AssertionError(f"{step} is for the source to obey")
 
     def apply(self, replica: ReplicaId, events: Sequence[KVEvent]) -> None:
@@ -107,7 +105,7 @@ class Router:
         """How much is known of the replica's cache, why, and since when."""
         live = self.fleet.get(replica)
         assert live is not None, f"{replica} is not in the fleet"
-        link = self._links.get(replica, Link())
+        link = self._links.get(replica, FED)
         view = judge(live.replica, self.recognitions[replica], link, self.holes.get(replica, 0))
         known = self._views.get(replica)
         if known is None or known.state is not view.state:
@@ -147,7 +145,7 @@ class Router:
             replica=live.replica,
             prompt_tokens=prompt_tokens,
             cached_tokens=chosen.cached_tokens,
-            is_predicted=self._is_predicted(request, live.replica),
+            is_predicted=self._is_predicted(request, live.replica, now),
             knows_tokens=bool(request.prompt_lengths),
             policy=self.policy_name,
             candidates=candidates,
@@ -208,9 +206,13 @@ class Router:
         """What a prompt must be hashed with to be found among this replica's blocks; None while nobody can say."""
         return self.recognitions[replica.id].recipe
 
-    def _is_predicted(self, request: RouteRequest, replica: Replica) -> bool:
-        is_known = bool(request.prompt_lengths) and self._recipe(replica) is not None and replica.has_events
-        return is_known and request.is_comparable
+    def _is_predicted(self, request: RouteRequest, replica: Replica, now: float) -> bool:
+        """Whether what is known of the replica's cache must be what the engine will say."""
+        recipe = self._recipe(replica)
+        if recipe is None or not request.prompt_lengths or not request.is_comparable:
+            return False
+        has_chain = bool(request.hashes.chains(recipe, replica.adapter(request.model)))
+        return has_chain and self.view(replica.id, now).state in {Knowledge.EXACT, Knowledge.LEARNED}
 
     def _match(self, request: RouteRequest, serving: Sequence[LiveReplica]) -> dict[ReplicaId, int]:
         """Tokens of the request that each replica holds, summed over its prompts."""
@@ -231,9 +233,15 @@ class Router:
 
     def _blocks(self, chain: Keys, limit: int, replicas: Sequence[Replica]) -> list[tuple[ReplicaId, int]]:
         gpu = self.index.gpu
-        bits = {gpu.bit(replica.id): replica.id for replica in replicas}
+        bits = {gpu.bit(replica.id): replica for replica in replicas}
         depths = gpu.depths(chain, limit, sum(bits), also=self.predicted.holders)
-        return [(name, blocks) for held, blocks in depths if blocks for bit, name in bits.items() if held & bit]
+        return [
+            (replica.id, blocks - replica.has_eagle)
+            for held, blocks in depths
+            if blocks
+            for bit, replica in bits.items()
+            if held & bit
+        ]
 
     def _expect(self, lease: int, replica: Replica, request: RouteRequest) -> None:
         """The chosen replica will hold the whole prompt; what it holds already needs no expectation."""

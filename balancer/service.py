@@ -5,7 +5,6 @@ calls for a request are ``route``, ``started`` and ``release``; whoever makes th
 """
 
 import asyncio
-import itertools
 import logging
 import random
 import secrets
@@ -22,7 +21,7 @@ from balancer.facts import Described, EventSource, merge_listings
 from balancer.fleet import Status
 from balancer.hashes import PromptHashes
 from balancer.health import Watcher
-from balancer.knowledge import Knowledge, Link
+from balancer.knowledge import Knowledge
 from balancer.policies.base import make
 from balancer.router import Router
 from balancer.settings import ReplicaSettings, Settings
@@ -31,19 +30,19 @@ from balancer.upstream import open_session
 from hashing.memory import ChainMemory
 from indexer.index import ReplicaId
 from indexer.sources.vllm import EventReader, Publisher, PublisherStatus
-from indexer.stream import Forget, Lost, Step
+from indexer.stream import Apply, Forget, Lost, Standing, Step
 
 log = logging.getLogger(__name__)
 
 SLICE_SECONDS: Final = 0.005
 """Longest that applying events keeps a request waiting; the rest of a flood follows in the next turns of the loop."""
 
+BATCHES_AT_ONCE: Final = 32
+"""Batches applied between two looks at the clock: a replay comes as thousands of them in one piece."""
+
 TICK_SECONDS: Final = 0.1
 TOLD_AFTER: Final = 3.0
 """Seconds for which less than exact knowledge must last before it is news: every subscription begins with a moment of it."""
-
-LINKS_EVERY: Final = 5
-"""Ticks between two looks at the state of the subscriptions."""
 
 
 class RouterService:
@@ -186,7 +185,10 @@ class RouterService:
                 self._reader.remove(live.replica.id)
                 self.router.remove(live.replica.id)
         for each in described:
+            is_new = self.router.fleet.get(each.replica.id) is None
             self.router.put(each.replica)
+            if is_new:
+                self.router.observe(each.replica.id, [Standing()])  # until the subscription says otherwise
             for warning in each.warnings:
                 log.warning("%s: %s", each.replica.id, warning)
             self._follow(each.replica.id, each.source)
@@ -196,8 +198,7 @@ class RouterService:
         known = self._publishers.pop(replica, None)
         wanted = None if source is None else Publisher(replica, source.events, source.replay, source.topic)
         if known is not None and known != wanted:
-            self._reader.remove(replica)
-            self.router.observe(replica, [Forget("its events come from elsewhere now")])
+            self._reader.remove(replica)  # which ends with a Forget, behind all that is queued
         if wanted is not None:
             self._publishers[replica] = wanted
             if known != wanted:
@@ -221,8 +222,11 @@ class RouterService:
         until = time.monotonic() + SLICE_SECONDS
         while self._queue:
             replica, steps = self._queue.popleft()
-            self._report(replica, steps)
-            self.router.observe(replica, steps)
+            step, rest = _first_piece(steps)
+            if rest:
+                self._queue.appendleft((replica, rest))
+            self._report(replica, [step])
+            self.router.observe(replica, [step])
             if time.monotonic() > until:
                 self._loop.call_soon(self._drain_queue)
                 return
@@ -243,23 +247,28 @@ class RouterService:
                     log.warning("%s: batches %d to %d of its events are lost", replica, step.first, step.last)
 
     async def _tick(self) -> None:
-        for turn in itertools.count():
+        while True:
             await asyncio.sleep(TICK_SECONDS)
             self.router.tick(time.monotonic())
-            if turn % LINKS_EVERY == 0:
-                self._look_at_links()
+            self._tell_knowledge()
 
-    def _look_at_links(self) -> None:
-        """Tell the router how the subscriptions stand, and the operator what has changed in what is known."""
+    def _tell_knowledge(self) -> None:
+        """Tell the operator what has changed in what is known."""
         now = time.monotonic()
-        status = self._reader.status()
         for live in self.router.fleet:
             replica = live.replica.id
-            link = status.get(replica)
-            self.router.follow(replica, Link(link.is_connected, link.is_complete) if link is not None else Link())
             view = self.router.view(replica, now)
             has_lasted = view.state is Knowledge.EXACT or now - view.since >= TOLD_AFTER
             if has_lasted and self._told.get(replica) is not view.state:
                 self._told[replica] = view.state
                 level = logging.INFO if view.state is Knowledge.EXACT else logging.WARNING
                 log.log(level, "%s: its cache is known as %s: %s", replica, view.state, view.reason)
+
+
+def _first_piece(steps: list[Step]) -> tuple[Step, list[Step]]:
+    """The first step, and the rest; of a long run of batches, the first few and the rest of them."""
+    first = steps[0]
+    if isinstance(first, Apply) and len(first.batches) > BATCHES_AT_ONCE:
+        rest = Apply(first.batches[BATCHES_AT_ONCE:])
+        return Apply(first.batches[:BATCHES_AT_ONCE]), [rest, *steps[1:]]
+    return first, steps[1:]

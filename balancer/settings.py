@@ -8,13 +8,16 @@ import difflib
 import math
 import re
 import tomllib
-from typing import Any, get_args
+from typing import Any, Final, get_args
 from urllib.parse import urlsplit
 
 import msgspec
 
 from balancer.errors import ConfigError
 from hashing.recipes import Algorithm
+
+MAX_BODY_BYTES: Final = 1024**3
+"""A body is held in memory until its answer has begun."""
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -42,6 +45,8 @@ class ReplicaSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     hash_seed: str | None = None
     """PYTHONHASHSEED in the engine's environment, if it is set there."""
     data_parallel_size: int | None = None
+    eagle: bool = False
+    """The engine drafts with EAGLE or MTP: it computes the last block of every hit anew."""
 
 
 class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,8 +123,10 @@ def parse(text: str) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError is one; the other is Python's, about integers of thousands of digits
         raise ConfigError(f"not valid TOML: {error}") from error
+    except RecursionError:
+        raise ConfigError("not valid TOML: nested too deeply") from None
 
 
 def convert(tree: dict[str, Any]) -> Settings:
@@ -189,11 +196,17 @@ def _check(settings: Settings) -> None:
     twice = next((url for url in urls if urls.count(url) > 1), None)
     if twice is not None:
         raise ConfigError(f"replicas: {twice} is named twice; each endpoint is named once")
+    if settings.upstream.api_key is not None and not settings.upstream.api_key.isprintable():
+        raise ConfigError("upstream.api_key: has a line break or another control character; give the bare key")
     if not 0 <= settings.server.port <= 65535:
         raise ConfigError(f"server.port: {settings.server.port} is not a port; use 1 to 65535, or 0 for any free one")
     for path, value in _positive(settings):
         if not 0 < value < math.inf:
             raise ConfigError(f"{path}: {value} cannot be used; give a number above 0")
+    if settings.server.max_body_bytes > MAX_BODY_BYTES:
+        raise ConfigError(
+            f"server.max_body_bytes: {settings.server.max_body_bytes} cannot be used; give at most {MAX_BODY_BYTES} (1 GiB)"
+        )
     for path, size in (
         ("tokenizer.cache_bytes", settings.tokenizer.cache_bytes),
         ("hashing.memory_bytes", settings.hashing.memory_bytes),

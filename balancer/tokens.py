@@ -44,6 +44,9 @@ SAMPLING_FIELDS: Final = frozenset(
 )
 """Fields of a request that change nothing about its prompt's tokens."""
 
+WITH_TOKENIZE: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
+"""Paths whose bodies ``/tokenize`` understands; the other dialects have shapes of their own."""
+
 TEXT_FIELDS: Final = ("model", "add_special_tokens")
 
 Prompts = tuple[Sequence[int], ...]
@@ -58,6 +61,11 @@ class _Tokenized(msgspec.Struct):
     tokens: list[int]
 
 
+class _Message(msgspec.Struct):
+    content: Any = None
+
+
+_NULL: Final = msgspec.Raw(b"null")
 _rendered = msgspec.json.Decoder(_Rendered)
 _rendered_list = msgspec.json.Decoder(list[_Rendered])
 _tokenized = msgspec.json.Decoder(_Tokenized)
@@ -121,6 +129,8 @@ class Tokenizer:
             if status not in NO_SUCH_PATH:
                 return ()
             self._without_render.add((endpoint, path))
+        if path not in WITH_TOKENIZE:
+            return ()
         return await self._tokenize(endpoint, inbound, body, headers)
 
     async def _tokenize(self, endpoint: str, inbound: Inbound, body: bytes, headers: Mapping[str, str]) -> Prompts:
@@ -151,6 +161,13 @@ def _key(path: str, body: bytes) -> bytes:
     return xxhash.xxh3_128_digest(b"\0".join([path.encode(), *told]))
 
 
+def _has_media(messages: msgspec.Raw) -> bool:
+    """Whether any part of a message is not text: its placeholders depend on what the engine makes of it."""
+    parsed = msgspec.json.decode(messages, type=list[_Message])
+    parts = [part for message in parsed if isinstance(message.content, list) for part in message.content]
+    return any(not isinstance(part, dict) or part.get("type") != "text" for part in parts)
+
+
 def _size(prompts: Prompts) -> int:
     return 200 + sum(64 + 4 * len(prompt) for prompt in prompts)
 
@@ -164,9 +181,13 @@ def _read_rendered(answer: bytes) -> Prompts:
 
 
 def _tokenize_bodies(inbound: Inbound, body: bytes) -> list[bytes]:
+    """What to ask ``/tokenize``; nothing where the request has something that it cannot be told: its ids would be others."""
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    told = CHAT_FIELDS if inbound.kind is Kind.CHAT else (*TEXT_FIELDS, "prompt")
+    if any(raw != _NULL for name, raw in fields.items() if name not in SAMPLING_FIELDS and name not in told):
+        return []
     if inbound.kind is Kind.CHAT:
-        if "messages" not in fields or "system" in fields:  # /v1/responses and /v1/messages have shapes of their own
+        if "messages" not in fields or _has_media(fields["messages"]):
             return []
         return [msgspec.json.encode({name: fields[name] for name in CHAT_FIELDS if name in fields})]
     texts = msgspec.json.decode(fields.get("prompt", msgspec.Raw(b'""')), type=str | list[str])

@@ -1,20 +1,20 @@
 """How one replica's block hashes are read: as its recipe says, once that is proven, or as learned from its own events.
 
 Knows recipes, events and what a ``BlockStored`` proves: it carries the tokens, so hashing them again shows whether we hash as
-the engine does. Never knows requests, order or the index. Between calls: ``recipe`` is what a prompt's chain has to be made
-with to be found among the keys that ``read`` has returned.
+the engine does. Never knows requests, order or what the index holds. Between calls: ``recipe`` is what a prompt's chain has to
+be made with to be found among the keys that ``read`` has returned.
 
 Three states. *unproven*: nothing has been seen that could prove the recipe; it is believed. *proven*: an event of this
 incarnation was hashed anew and agreed, with the recipe as declared or with one found by trying the usual differences.
-*learned*: none agreed (a random root, a newer vLLM, another engine); then each event's tokens are hashed with a recipe of our
-own, and its keys are translated. That needs no agreement at all, only the parents: a child whose parent was never seen cannot
-be placed and is dropped.
+*learned*: none agreed (a random root, a newer vLLM, another engine), or nobody says what to try; then each event's tokens are
+hashed with a recipe of our own, and its keys are translated. That needs no agreement at all, only the parents: a child whose
+parent was never seen cannot be placed and is dropped.
 """
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from itertools import product
-from typing import Final, get_args
+from typing import Any, Final, TypeAlias, get_args
 
 import msgspec
 
@@ -25,19 +25,26 @@ from hashing.extras import Lora, from_event
 from hashing.recipes import Algorithm, Recipe
 from hashing.serialize import BlockExtra
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from indexer.index import GPU, Tier
 
 OWN: Final = Recipe(
     algorithm="xxhash",
     seed="kvlb learned keys",
     lora_form="name",
     multimodal_form="offset",
-    salt_form="plain",
+    salt_form="tagged",
     embeds_form="plain",
 )
-"""For learned keys: extras in the untagged form that events of every release carry, the fastest algorithm, our own root."""
+"""For learned keys: the fastest algorithm, our own root, and of the extras what events of every release tell.
+
+An adapter is its name, for no event tells its path; a salt has its tag, so that it is never taken for an adapter.
+"""
 
 USUAL_SEEDS: Final = (None, "0", "42")
 """Values of PYTHONHASHSEED that are tried when the declared one does not agree: unset, and those of most guides."""
+
+_Place: TypeAlias = tuple[Tier, int]
+"""A tier and a cache group. Groups of different block sizes use the same hash for different ranges of tokens."""
 
 
 class KeyState(StrEnum):
@@ -48,84 +55,130 @@ class KeyState(StrEnum):
     LEARNED = "learned"
 
 
-class Recognition:
-    """One replica's keys, read. Changes with ``read`` and ``forget``.
+class _Names:
+    """The blocks of one place, by the engine's names for them. Changes with ``add`` and ``take``."""
 
-    ``declared`` is what the engine and the settings say, or None when they do not say enough.
+    __slots__ = ("copies", "digests", "unplaced")
+
+    def __init__(self) -> None:
+        self.digests: dict[int, bytes] = {}
+        self.copies: dict[int, int] = {}  # copies beyond the first
+        self.unplaced = 0
+
+    def add(self, name: int, digest: bytes) -> None:
+        """One more copy."""
+        if name in self.digests:
+            self.copies[name] = self.copies.get(name, 0) + 1
+        self.digests[name] = digest
+
+    def take(self, name: int) -> bytes | None:
+        """One copy less; the digest stays known as long as a copy is left."""
+        others = self.copies.get(name, 0)
+        if not others:
+            return self.digests.pop(name, None)
+        if others > 1:
+            self.copies[name] = others - 1
+        else:
+            del self.copies[name]
+        return self.digests[name]
+
+
+class Recognition:
+    """One replica's keys, read. Changes with ``declare``, ``read`` and ``forget``.
+
+    ``declared`` is what the engine and the settings say, its root perhaps unknown; None when they do not say enough.
     """
 
     def __init__(self, declared: Recipe | None) -> None:
         self.declared = declared
-        self._start_over()
-
-    def _start_over(self) -> None:
-        self.state = KeyState.UNPROVEN
-        self.reason = ""
-        """What was found, in words for an operator; empty while there is nothing to say."""
-        self.recipe: Recipe | None = self.declared
-        self.unplaced = 0
-        """Blocks that could not be translated, because their parent was never seen or they came without tokens."""
-        self._digests: dict[int, bytes] = {}  # learned: the engine's key -> our digest
-        self._copies: dict[int, int] = {}  # learned: the engine's key -> copies beyond the first
+        self.state: KeyState
+        self.reason: str
+        """What was found, in words for an operator; empty while there is nothing to say. Unproven: what speaks against it."""
+        self.recipe: Recipe | None
+        """What prompts are hashed with; None while nothing is known that could be right."""
+        self.forget()
 
     def __repr__(self) -> str:
         return f"<Recognition {self.state}: {self.recipe}>"
 
     def declare(self, recipe: Recipe | None) -> None:
-        """The engine or the settings say otherwise now; what an event has proven stands until the next incarnation."""
-        self.declared = recipe
-        if self.state is KeyState.UNPROVEN:
-            self.recipe = recipe
+        """The engine or the settings say otherwise now; what an event has shown stands until the next incarnation."""
+        is_news, self.declared = recipe != self.declared, recipe
+        if is_news and self.state is KeyState.UNPROVEN:
+            self.recipe, self.reason = _usable(recipe), ""
 
     def forget(self) -> None:
         """Another incarnation: perhaps of another version, certainly with an empty cache."""
-        self._start_over()
+        self.state, self.reason = KeyState.UNPROVEN, ""
+        self.recipe = _usable(self.declared)
+        self._names: dict[_Place, _Names] = {}
+        self._void = 0  # blocks read before it was known that they had to be translated
+
+    @property
+    def unplaced(self) -> int:
+        """Blocks that could not be translated: their parent was never seen, they came without tokens or too early."""
+        return self._void + sum(names.unplaced for names in self._names.values())
 
     def read(self, events: Sequence[KVEvent]) -> tuple[Sequence[KVEvent], bool]:
         """The events with the keys that the index uses, and whether all that was read before is void."""
         if self.state is KeyState.PROVEN:
             return events, False
+        is_first = self.state is KeyState.UNPROVEN
+        if is_first:
+            self._look_for_proof(events)
+        if self.state is KeyState.LEARNED:
+            return list(self._translate_all(events)), is_first
         if self.state is KeyState.UNPROVEN:
-            proof = next((event for event in events if isinstance(event, BlockStored) and _can_prove(event)), None)
-            if proof is None:
-                return events, False
-            self.state = self._prove(proof)
-            if self.state is not KeyState.LEARNED:
-                return events, False
-            return list(self._translate_all(events)), True
-        return list(self._translate_all(events)), False
+            self._count_void(events)
+        return events, False
 
     # Proof
 
-    def _prove(self, event: BlockStored) -> KeyState:
-        tokens = event.tokens()
-        for candidate in self._candidates(event.block_size):
-            if _keys(candidate, candidate.none_hash(), tokens, [None] * len(event.block_hashes)) == event.block_hashes:
-                self.reason = _differences(self.declared, candidate)
-                self.recipe = candidate
-                return KeyState.PROVEN
-        if event.extras() is None and self.declared is not None:
-            return (
-                KeyState.UNPROVEN
-            )  # vLLM before 0.18 publishes no extra keys: this may have been a prompt with a salt
-        self.reason = "its hashes agree with no recipe that is known here; they are learned from its events"
+    def _look_for_proof(self, events: Sequence[KVEvent]) -> None:
+        for event in events:
+            if isinstance(event, BlockStored) and _can_prove(event):
+                self._prove(event)
+                if self.state is not KeyState.UNPROVEN:
+                    return
+
+    def _prove(self, event: BlockStored) -> None:
+        found = next((each for each in self._candidates(event.block_size) if _agrees(each, event)), None)
+        if found is not None:
+            self.state, self.recipe, self.reason = KeyState.PROVEN, found, _differences(self.declared, found)
+            return
+        tells_extras = event.extras() is not None
+        if not tells_extras and self.recipe is not None:
+            # vLLM before 0.18 publishes no extra keys: this may have been a prompt with a salt.
+            self.reason = "an event disagrees with its recipe (of a prompt with a cache salt, or hash_seed is wrong)"
+            return
+        self.state = KeyState.LEARNED
         self.recipe = msgspec.structs.replace(OWN, block_size=event.block_size)
-        return KeyState.LEARNED
+        if self.declared is None:
+            self.reason = "how it hashes is not known; its keys are learned from its events"
+        else:
+            self.reason = "its hashes agree with no recipe that is known here; they are learned from its events"
+        if not tells_extras:
+            self.reason += ", which do not tell salted prompts from others (vLLM before 0.18)"
 
     def _candidates(self, block_size: int) -> Iterator[Recipe]:
-        """The declared recipe first, then what most often differs from it."""
-        base = self.declared or Recipe()
-        if self.declared is not None and base.has_known_root:
-            yield msgspec.structs.replace(base, block_size=block_size)
-        for algorithm, seed in product(get_args(Algorithm), (base.seed, *USUAL_SEEDS)):
-            try:
-                candidate = msgspec.structs.replace(
-                    base, algorithm=algorithm, seed=seed, root=None, block_size=block_size
-                )
-            except RecipeError:
-                continue
-            if candidate.has_known_root:
-                yield candidate
+        """The declared recipe first, then what most often differs from it.
+
+        Nothing without one: a first block may well show algorithm and root, but not in which form later extras are hashed.
+        """
+        if self.declared is None:
+            return
+        yield msgspec.structs.replace(self.declared, block_size=block_size)
+        for algorithm, seed in product(get_args(Algorithm), (self.declared.seed, *USUAL_SEEDS)):
+            yield msgspec.structs.replace(
+                self.declared, algorithm=algorithm, seed=seed, root=None, block_size=block_size
+            )
+
+    def _count_void(self, events: Sequence[KVEvent]) -> None:
+        for event in events:
+            if isinstance(event, BlockStored):
+                self._void += len(event.block_hashes)
+            elif isinstance(event, AllBlocksCleared):
+                self._void = 0
 
     # Translation
 
@@ -137,95 +190,128 @@ class Recognition:
                 case BlockRemoved():
                     yield self._removed(event)
                 case AllBlocksCleared():
-                    self._digests.clear()
-                    self._copies.clear()
+                    self._clear()
                     yield event
 
     def _stored(self, event: BlockStored) -> BlockStored:
-        digests = self._hash(event)
-        keys = []
+        names, digests = self._names_at(event), self._digests(event)
         for name, digest in zip(event.block_hashes, digests, strict=False):
-            if name in self._digests:
-                self._copies[name] = self._copies.get(name, 0) + 1
-            self._digests[name] = digest
-            keys.append(key_of(digest))
-        self.unplaced += len(event.block_hashes) - len(keys)
+            names.add(name, digest)
+        placed = min(len(digests), len(event.block_hashes))
+        names.unplaced += len(event.block_hashes) - placed
+        keys = [key_of(digest) for digest in digests[:placed]]
         return msgspec.structs.replace(event, block_hashes=keys, parent_block_hash=None)
 
-    def _hash(self, event: BlockStored) -> Sequence[bytes]:
-        """Our digests of the event's blocks; none where they have no place, known ones where it brings no tokens."""
-        if not _is_dense(event):
-            known = [self._digests.get(name) for name in event.block_hashes]
-            return [digest for digest in known if digest is not None] if all(known) else []
-        recipe = msgspec.structs.replace(OWN, block_size=event.block_size)
-        parent = recipe.none_hash() if event.parent_block_hash is None else self._digests.get(event.parent_block_hash)
-        if parent is None:
-            return []
+    def _removed(self, event: BlockRemoved) -> BlockRemoved:
+        names = self._names_at(event)
+        taken = [names.take(name) for name in event.block_hashes]
+        return msgspec.structs.replace(event, block_hashes=[key_of(digest) for digest in taken if digest is not None])
+
+    def _clear(self) -> None:
+        """As in the index: of the GPU alone. What lies in other tiers can still be removed from there."""
+        self._names = {place: names for place, names in self._names.items() if place[0] != Tier()}
+        self._void = 0
+
+    def _digests(self, event: BlockStored) -> Sequence[bytes]:
+        """Ours of the event's blocks: known ones again, else hashed from their tokens; none where they have no place."""
+        group = event.group_idx or 0
+        # Events of offload tiers may come without tokens or extras, for blocks that GPU events have described.
+        known = [digest for name in event.block_hashes if (digest := self._known(group, name)) is not None]
+        if len(known) == len(event.block_hashes):
+            return known
         try:
-            return hash_blocks(recipe, parent, event.tokens(), self._extras(recipe, event))
+            tokens = _dense_tokens(event)
+            recipe = msgspec.structs.replace(OWN, block_size=max(1, event.block_size))
+            first = event.parent_block_hash
+            parent = recipe.none_hash() if first is None else self._known(group, first)
+            if tokens is None or parent is None:
+                return []
+            return hash_blocks(recipe, parent, tokens, _extras(recipe, event))
         except (UnhashableError, msgspec.MsgspecError):
             return []
 
-    def _extras(self, recipe: Recipe, event: BlockStored) -> list[BlockExtra]:
-        lora = None if event.lora_name is None else Lora(event.lora_name)
-        published = event.extras()
-        if published is None:  # vLLM before 0.18 does not publish extra keys: the adapter is all that is known
-            return [from_event(recipe, None if lora is None else [lora.name], lora)] * len(event.block_hashes)
-        return [from_event(recipe, entry, lora) for entry in published]
+    def _known(self, group: int, name: int) -> bytes | None:
+        """A hash names the same prefix in every tier."""
+        for (_, each), names in self._names.items():
+            if each == group and name in names.digests:
+                return names.digests[name]
+        return None
 
-    def _removed(self, event: BlockRemoved) -> BlockRemoved:
-        keys = []
-        for name in event.block_hashes:
-            digest = self._digests.get(name)
-            if digest is None:
-                continue
-            keys.append(key_of(digest))
-            others = self._copies.get(name, 0)
-            if others > 1:
-                self._copies[name] = others - 1
-            elif others:
-                del self._copies[name]
-            else:
-                del self._digests[name]
-        return msgspec.structs.replace(event, block_hashes=keys)
+    def _names_at(self, event: BlockStored | BlockRemoved) -> _Names:
+        tier = Tier((event.medium or GPU).upper(), event.ownership or "", event.locality or "")
+        return self._names.setdefault((tier, event.group_idx or 0), _Names())
 
 
-def _is_dense(event: BlockStored) -> bool:
-    """Whether the tokens are exactly those of the hashed blocks: sparse groups and placeholders send more or none."""
+def _usable(declared: Recipe | None) -> Recipe | None:
+    """The recipe, if prompts can be hashed with it."""
     try:
-        return event.block_size > 0 and len(event.tokens()) == len(event.block_hashes) * event.block_size
-    except msgspec.MsgspecError:
-        return False
+        return declared if declared is not None and declared.none_hash() else None
+    except RecipeError:
+        return None
 
 
 def _can_prove(event: BlockStored) -> bool:
-    """Whether the event begins a prompt, in plain text: then its hashes depend on the recipe alone."""
-    if (
-        event.parent_block_hash is not None
-        or event.lora_name is not None
-        or not event.block_hashes
-        or not _is_dense(event)
-    ):
+    """Whether the event begins a prompt of the base model on the GPU: then its first hash depends on the recipe alone.
+
+    Only group 0 counts, as in matching: others may have another block size. An adapter's path is not in its events.
+    """
+    if event.parent_block_hash is not None or not event.block_hashes:
+        return False
+    if event.lora_name is not None or event.lora_id is not None:
+        return False
+    if event.group_idx or event.medium not in {None, GPU}:
         return False
     try:
-        extras = event.extras()
-    except msgspec.MsgspecError:
+        from_event(OWN, _first_extra(event), None)
+        return _dense_tokens(event) is not None
+    except (UnhashableError, msgspec.MsgspecError):
         return False
-    return not any(extras or ())
 
 
-def _keys(recipe: Recipe, parent: bytes, tokens: Sequence[int], extras: Sequence[BlockExtra]) -> list[int]:
+def _agrees(candidate: Recipe, event: BlockStored) -> bool:
+    """Whether the candidate gives the event's first hash; all others follow from it."""
     try:
-        return [key_of(digest) for digest in hash_blocks(recipe, parent, tokens, extras)]
-    except UnhashableError:
-        return []
+        extra = from_event(candidate, _first_extra(event), None)
+        tokens = event.tokens()[: candidate.block_size]
+        digests = hash_blocks(candidate, candidate.none_hash(), tokens, [extra])
+    except (RecipeError, UnhashableError):
+        return False
+    return [key_of(digest) for digest in digests] == event.block_hashes[:1]
+
+
+def _first_extra(event: BlockStored) -> Sequence[Any] | None:
+    published = event.extras()
+    return published[0] if published else None
+
+
+def _dense_tokens(event: BlockStored) -> list[int] | None:
+    """The tokens if they are exactly those of the hashed blocks: sparse groups and placeholders send more or none.
+
+    Raises:
+        msgspec.MsgspecError: they are not a list of integers.
+    """
+    tokens = event.tokens()
+    is_dense = event.block_size > 0 and len(tokens) == len(event.block_hashes) * event.block_size
+    return tokens if is_dense else None
+
+
+def _extras(recipe: Recipe, event: BlockStored) -> Sequence[BlockExtra]:
+    """What we hash for each block.
+
+    Raises:
+        UnhashableError: an extra of unknown shape, or an adapter without a name.
+        msgspec.MsgspecError: the extras are not a list of lists.
+    """
+    lora = None if event.lora_name is None else Lora(event.lora_name)
+    published = event.extras()
+    if published is not None:
+        return [from_event(recipe, entry, lora) for entry in published]
+    if lora is None and event.lora_id is not None:  # vLLM 0.11: a number that no request and no listing names
+        raise UnhashableError(f"lora_id: {event.lora_id} has no name")
+    return [from_event(recipe, None if lora is None else [lora.name], lora)] * len(event.block_hashes)
 
 
 def _differences(declared: Recipe | None, found: Recipe) -> str:
-    if declared is None:
-        return f"its recipe was found from its first event: {found.algorithm}, block size {found.block_size}"
-    if declared == found:
-        return ""
     names = [name for name in Recipe.__struct_fields__ if getattr(declared, name) != getattr(found, name)]
     told = "; ".join(f"{name} is {getattr(found, name)!r}, not {getattr(declared, name)!r}" for name in names)
-    return f"its first event says that {told}"
+    return f"its first event says that {told}" if told else ""

@@ -52,7 +52,17 @@ class Lost(msgspec.Struct, frozen=True):
     last: int
 
 
-Step: TypeAlias = Apply | Replay | Forget | Lost
+class Standing(msgspec.Struct, frozen=True):
+    """How the subscription stands from here on; said by whoever reads the sockets, whenever it changes.
+
+    ``is_complete`` is about the steps before this one: with them, nothing of this incarnation is missing.
+    """
+
+    is_connected: bool = False
+    is_complete: bool = False
+
+
+Step: TypeAlias = Apply | Replay | Forget | Lost | Standing
 
 
 class EventStream:
@@ -75,6 +85,7 @@ class EventStream:
         self.next_sequence: int | None = 0 if self.has_replay else None
         self.pending: dict[int, Batch] = {}
         self._has_lost = False
+        self._lost: Lost | None = None  # the last hole given up
         self._is_caught_up = False  # a live batch or the end of a replay has told how far the publisher is
         self._live: int | None = None  # last sequence seen live on this connection
         self._replay_start: int | None = None
@@ -131,6 +142,9 @@ class EventStream:
             self.next_sequence = 0
             self.pending[sequence] = batch
             steps += [self._lose_hole()] if sequence else []
+        if self._lost is not None and self._lost.first <= sequence <= self._lost.last:
+            # Given up on the word of a replay that began above it, and yet here it is: that replay cannot be believed.
+            steps += self._begin_incarnation(f"batch {sequence} comes live after a replay had it lost")
         if sequence < self.next_sequence:
             self.duplicates += 1
         else:
@@ -243,6 +257,7 @@ class EventStream:
         lost = Lost(self.next_sequence, until - 1)
         self.lost_batches += until - self.next_sequence
         self._has_lost = True
+        self._lost = lost
         self.next_sequence = until
         return lost
 

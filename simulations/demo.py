@@ -1,26 +1,30 @@
 """``kvlb demo``: four engines without a GPU, the real gateway, and the same traffic under two policies.
 
 Knows how the pieces are started and stopped, and what is shown. Engines and gateway are processes of their own, and the KV
-events are real; only the model is made up. Every number of the table comes from the run before it.
+events are real; only the model is made up. Every number of the table comes from the run before it. Whatever ends the demo ends
+its processes too, except SIGKILL, which leaves it no time to.
 """
 
 import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import platform
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import aiohttp
+import msgspec
 
 from balancer.commands import Command
 from balancer.commands.loop import run_loop, stop_signal
@@ -54,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.seconds <= 0:
+    if not 0 < args.seconds < math.inf:
         raise ConfigError("--seconds: give a number above 0")
     if args.json is not None and not Path(args.json).absolute().parent.is_dir():
         raise ConfigError(f"--json: there is no folder for '{args.json}'; make it, or name a file elsewhere")
@@ -65,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
 
 async def _demo(args: argparse.Namespace) -> int:
     stop = stop_signal()
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # with nohup it is ignored, and stays so
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, stop.set)
     show = Display(sys.stderr.isatty())
     work = asyncio.create_task(_all(args, show, stop))
     stopped = asyncio.create_task(stop.wait())
@@ -113,10 +119,22 @@ def _invite(gateway: str, load: Load) -> None:
 # Processes
 
 
+class _Process(msgspec.Struct, frozen=True):
+    """A process, and the file that has what it says: a pipe would be full some day, since nobody reads it meanwhile."""
+
+    process: asyncio.subprocess.Process
+    said: IO[bytes]
+
+    def last_line(self) -> str:
+        self.said.seek(0)
+        lines = self.said.read().decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "silently")
+
+
 @contextlib.asynccontextmanager
 async def _fleet(policy: str, port: int, show: "Display") -> AsyncIterator[str]:
     """Fresh engines, and a gateway with this policy in front of them; gives the gateway's address."""
-    processes: list[asyncio.subprocess.Process] = []
+    processes: list[_Process] = []
     try:
         show.line(f"starting {ENGINES} engines and a gateway with policy {policy} ...")
         ports = _free_ports(3 * ENGINES + 1)
@@ -139,13 +157,15 @@ async def _fleet(policy: str, port: int, show: "Display") -> AsyncIterator[str]:
         await _end(processes)
 
 
-async def _start(*words: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "balancer", *words, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+async def _start(*words: str) -> _Process:
+    said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by _end
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "balancer", *words, stdout=asyncio.subprocess.DEVNULL, stderr=said
     )
+    return _Process(process, said)
 
 
-async def _wait_ready(processes: list[asyncio.subprocess.Process], urls: list[str]) -> None:
+async def _wait_ready(processes: list[_Process], urls: list[str]) -> None:
     """Until every address answers 200.
 
     Raises:
@@ -155,13 +175,9 @@ async def _wait_ready(processes: list[asyncio.subprocess.Process], urls: list[st
     async with aiohttp.ClientSession() as session:
         for url in urls:
             while not await _answers(session, url):
-                ended = next((process for process in processes if process.returncode is not None), None)
+                ended = next((each for each in processes if each.process.returncode is not None), None)
                 if ended is not None:
-                    assert ended.stderr is not None
-                    said = (await ended.stderr.read()).decode(errors="replace").strip()
-                    raise BalancerError(
-                        f"a process of the demo has ended: {said.splitlines()[-1] if said else 'silently'}"
-                    )
+                    raise BalancerError(f"a process of the demo has ended: {ended.last_line()}")
                 if time.monotonic() > until:
                     raise BalancerError(f"{url} does not answer after {READY_SECONDS:g} s; is the machine very busy?")
                 await asyncio.sleep(0.05)
@@ -186,17 +202,18 @@ async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
         return False
 
 
-async def _end(processes: list[asyncio.subprocess.Process]) -> None:
-    for process in reversed(processes):
+async def _end(processes: list[_Process]) -> None:
+    for each in reversed(processes):
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-    for process in processes:
+            each.process.send_signal(signal.SIGTERM)
+    for each in processes:
         try:
             async with asyncio.timeout(5):
-                await process.communicate()
+                await each.process.wait()
         except TimeoutError:
-            process.kill()
-            await process.communicate()
+            each.process.kill()
+            await each.process.wait()
+        each.said.close()
 
 
 def _free_ports(count: int) -> list[int]:

@@ -174,6 +174,8 @@ async def serve(config: FakeConfig, stop: asyncio.Event) -> None:
         await engine.start()
     except OSError as error:
         raise _not_bound(error) from error
+    except UnicodeError as error:
+        raise ConfigError(f"fake-engine: cannot listen: {config.host!a} is no address") from error
     events = "no KV events" if config.event_port is None else f"KV events on {engine.events()}"
     print(f"kvlb: fake vLLM {config.vllm_version} serves {config.model} on {engine.url}, {events}", file=sys.stderr)
     await stop.wait()

@@ -66,8 +66,8 @@ class LatencyModel(msgspec.Struct, frozen=True):
         Raises:
             ValueError: a figure is not above 0.
         """
-        if prefill_tokens_per_second <= 0 or decode_seconds_per_token <= 0:
-            raise ValueError("prefill_tokens_per_second and decode_seconds_per_token must be above 0")
+        if not (0 < prefill_tokens_per_second < float("inf") and 0 < decode_seconds_per_token < float("inf")):
+            raise ValueError("prefill_tokens_per_second and decode_seconds_per_token must be numbers above 0")
         token = 1 / prefill_tokens_per_second
         return cls(overhead=0, weights=decode_seconds_per_token, token=token, pair=0, context_token=0)
 

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: a flag, or what stands on standard input.
     """
-    tokens = parse_tokens(sys.stdin.buffer.read())
+    tokens = parse_tokens(_read_input())
     try:
         recipe = recipe_of(args)
         extras = Extras(lora=lora_of(args.lora), salt=args.salt)
@@ -66,6 +66,15 @@ def run(args: argparse.Namespace) -> int:
     for digest in digests:
         print(f"{digest.hex()}  {key_of(digest)}")
     return 0
+
+
+def _read_input() -> bytes:
+    if sys.stdin is None:  # what Python makes of a descriptor that is closed
+        raise ConfigError(f"tokens: standard input is closed; {_HINT}")
+    try:
+        return sys.stdin.buffer.read()
+    except OSError as error:
+        raise ConfigError(f"tokens: standard input cannot be read: {error.strerror}; {_HINT}") from None
 
 
 def recipe_of(args: argparse.Namespace) -> Recipe:

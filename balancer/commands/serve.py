@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -52,6 +53,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.startup_timeout is not None and not 0 < args.startup_timeout < math.inf:
+        raise ConfigError(
+            f"--startup-timeout: {args.startup_timeout:g} cannot be used; give a number of seconds above 0"
+        )
     logging.basicConfig(
         level=args.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(message)s", force=True
     )
@@ -67,7 +72,8 @@ def _shorten(record: logging.LogRecord) -> bool:
     """What a client got wrong in HTTP itself is a line in the log, not a traceback of the parser."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
-        record.msg += f": {' '.join(error.message.split())}"
+        told = ascii(" ".join(error.message.split()))[1:-1]  # it quotes the client, who may write what he likes
+        record.msg, record.args = f"{record.getMessage()}: {told}", ()
         record.exc_info = None
         record.levelno, record.levelname = logging.WARNING, "WARNING"
     return True
@@ -115,18 +121,29 @@ async def _serve(settings: Settings, startup_timeout: float | None) -> None:
             "listening on %s with policy %s, %d endpoints", address, service.router.policy_name, len(settings.replicas)
         )
         if startup_timeout is not None:
-            await _wait_ready(service, startup_timeout)
+            await _wait_ready(service, startup_timeout, stop)
         await stop.wait()
         log.info("stopping")
 
 
-async def _wait_ready(service: RouterService, seconds: float) -> None:
+async def _wait_ready(service: RouterService, seconds: float, stop: asyncio.Event) -> None:
+    """Return once a replica can be used, or once ``stop`` is set.
+
+    Raises:
+        BalancerError: neither has come within ``seconds``.
+    """
+    waits = [asyncio.create_task(service.wait_ready()), asyncio.create_task(stop.wait())]
     try:
-        async with asyncio.timeout(seconds):
-            await service.wait_ready()
-    except TimeoutError:
+        done, _ = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+    if not done:
         problems = "; ".join(f"{url}: {watcher.problem}" for url, watcher in service.watchers.items())
-        raise BalancerError(f"no replica can be used after {seconds:g} s ({problems}); start vLLM first") from None
+        raise BalancerError(f"no replica can be used after {seconds:g} s ({problems}); start vLLM first")
+    for wait in done:
+        wait.result()
 
 
 @contextlib.asynccontextmanager
@@ -159,6 +176,8 @@ async def running(settings: Settings) -> AsyncIterator[tuple[RouterService, str]
 def _bind(settings: Settings) -> socket.socket:
     """The listening socket: bound before anything else is started, so that its error is the only line."""
     server = settings.server
+    if not _is_name(server.host):
+        raise ConfigError(f"server.host: {server.host[:40]!a} is no address; give one of this machine with --host")
     try:
         family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
         return socket.create_server((server.host, server.port), family=family, backlog=4096)
@@ -166,8 +185,18 @@ def _bind(settings: Settings) -> socket.socket:
         raise _not_bound(settings, error) from error
 
 
+def _is_name(host: str) -> bool:
+    """Whether it can be asked for at all: what cannot makes Python's own server leave its socket open."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return "\0" not in host
+
+
 def _not_bound(settings: Settings, error: OSError) -> ConfigError:
-    where = f"{settings.server.host}:{settings.server.port}"
+    host = settings.server.host if settings.server.host.isprintable() else ascii(settings.server.host)
+    where = f"{host}:{settings.server.port}"
     if error.errno == errno.EADDRINUSE:
         return ConfigError(f"server.port: {where} is in use; choose another one with --port")
     reason = (error.strerror or str(error)).partition(" (while")[0]

@@ -47,10 +47,9 @@ async def _translate_errors(request: web.Request, handler: Any) -> web.StreamRes
     except RequestError as error:
         return error_response(error)
     except web.HTTPNotFound:
+        asked = canonical(request.path) or request.method  # CONNECT has no path
         return error_response(
-            UnknownPath(
-                f"there is no {canonical(request.path)} here; the paths that are forwarded are listed in docs/api.md"
-            )
+            UnknownPath(f"there is no {asked} here; the paths that are forwarded are listed in docs/api.md")
         )
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
@@ -63,7 +62,7 @@ async def _translate_errors(request: web.Request, handler: Any) -> web.StreamRes
     except Exception:
         if request.writer.output_size:  # the answer has begun: all that is left is to break it off
             raise
-        log.exception("%s %s failed", request.method, request.path)
+        log.exception("%s %r failed", request.method, request.path)
         return error_response(RequestError("kvlb itself has failed; its log says where"))
     return response
 
@@ -112,7 +111,7 @@ class _Control:
                 "endpoint": live.replica.endpoint,
                 "status": live.status,
                 "models": live.replica.models,
-                "recipe": live.replica.recipe,
+                "recipe": router.recognitions[live.replica.id].recipe,
                 "in_flight": live.in_flight,
                 "queued_tokens": live.queued_tokens,
                 "blocks": router.index.gpu.blocks(live.replica.id),

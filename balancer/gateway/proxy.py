@@ -54,7 +54,7 @@ class Proxy:
         started = asyncio.get_running_loop().time()
         try:
             body = await read(request, self._settings.server.max_body_bytes)
-            inbound = openai.read(path, request.content_type, body)
+            inbound = openai.read(path, request.headers.get("Content-Type", ""), body)
             name = inbound.model if inbound.model is not None else self._service.default_model()
             wanted = await self._request(request, path, inbound, name, body)
             response = await self._forward(request, path, wanted, body, started)
@@ -69,6 +69,8 @@ class Proxy:
         prompts = inbound.token_ids
         if inbound.has_text:
             prompts = await self._tokenise(headers.for_questions(request.headers), path, inbound, model, body)
+            if len(prompts) > openai.MAX_PROMPTS:
+                prompts = ()
         return RouteRequest(
             model=model,
             hashes=self._service.hashes(prompts, inbound.salt),
@@ -174,7 +176,11 @@ class _Attempt:
 
     def _unreachable(self, error: Exception) -> _Unreachable:
         self._outcome = Outcome.UNREACHABLE
-        self._service.unreachable(self._decision.replica.endpoint)
+        endpoint = self._decision.replica.endpoint
+        if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+            self._service.unreachable(endpoint)
+        else:  # somebody is there, and did not answer this request; whether it answers others is for a probe to say
+            self._service.broke_off(endpoint)
         return _Unreachable(str(error) or type(error).__name__)
 
     async def _relay(
@@ -188,15 +194,15 @@ class _Attempt:
         )
         is_stream = upstream.content_type == "text/event-stream"
         watch = StreamWatch() if is_stream else BodyWatch()
-        is_first = True
+        has_started = False
         try:
             await response.prepare(request)
             while chunk := await _next_chunk(upstream):
-                if is_first:
-                    is_first = False
+                watch.feed(chunk)
+                if watch.has_output and not has_started:
+                    has_started = True
                     await self._service.started(self._decision.lease)
                     self._metrics.first_byte(self._model, asyncio.get_running_loop().time() - started)
-                watch.feed(chunk)
                 await response.write(chunk)
             await response.write_eof()
         except _BrokenOff as error:
@@ -206,7 +212,7 @@ class _Attempt:
             self._outcome = Outcome.CANCELLED  # the client went away between two chunks
             return response
         self._truth = watch.truth()
-        is_whole = not isinstance(watch, StreamWatch) or watch.is_done
+        is_whole = watch.is_done and not watch.has_failed
         self._outcome = Outcome.OK if upstream.status < 400 and is_whole else Outcome.ERROR
         return response
 

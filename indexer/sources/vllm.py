@@ -21,7 +21,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from indexer.errors import WireError
 from indexer.index import ReplicaId
-from indexer.stream import EventStream, Forget, Replay, Step
+from indexer.stream import EventStream, Forget, Replay, Standing, Step
 from indexer.wire import Batch, decode
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,9 @@ READ_AT_ONCE: Final = 2_000
 
 HEARTBEAT_MS: Final = 5_000
 """ZMTP ping interval; a peer silent for twice as long is a broken connection, even if TCP has not noticed."""
+
+REPLAYS_AT_ONCE: Final = 20
+"""Replays that may follow each other without a pause; one more is allowed with every tick."""
 
 TICK: Final = 0.1
 """Seconds between looks at what is due by time alone."""
@@ -101,9 +104,12 @@ class _Subscription:
         self.stream = EventStream(has_replay=publisher.replay is not None)
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
         self.is_connected = False
+        self.told = Standing()
         self.last_live: float | None = None
         self._context = context
         self._replay_deadline: float | None = None
+        self._replay_waits: int | None = None  # the start of a replay that is put off
+        self._replays_allowed = REPLAYS_AT_ONCE
         self._recheck_at: float | None = None
         self.dealer: _Socket | None = None
         self.sub = self._socket(zmq.SUB)
@@ -163,6 +169,9 @@ class _Subscription:
     def tick(self, now: float) -> list[Step]:
         """What is due by time alone."""
         steps: list[Step] = []
+        self._replays_allowed = min(REPLAYS_AT_ONCE, self._replays_allowed + 1)
+        if self._replay_waits is not None:
+            self._begin_replay(self._replay_waits, now)
         if self._replay_deadline is not None and now >= self._replay_deadline:
             self.counters["replays_unanswered"] += 1
             self._end_replay()
@@ -255,16 +264,20 @@ class _Subscription:
         # A new socket each time: answers to an earlier request must not be taken for answers to this one.
         self._end_replay()
         assert self.publisher.replay is not None
+        if not self._replays_allowed:  # a publisher that answers with nonsense is asked again, but at leisure
+            self._replay_waits = start
+            return
+        self._replays_allowed -= 1
         self._replay_deadline = now + self.settings.replay_timeout
-        self.dealer = self._socket(zmq.DEALER)
         try:
+            self.dealer = self._socket(zmq.DEALER)
             self.dealer.connect(self.publisher.replay)
             self.dealer.send_multipart([b"", start.to_bytes(8, "big")])
         except zmq.ZMQError as error:  # the deadline passes, as if nobody had answered
             log.error("%s: no replay from %s: %s", self.publisher.replica, self.publisher.replay, error)  # noqa: TRY400
 
     def _end_replay(self) -> None:
-        self._replay_deadline = None
+        self._replay_deadline = self._replay_waits = None
         if self.dealer is not None:
             self.dealer.close(0)
             self.dealer = None
@@ -341,6 +354,7 @@ class EventReader:
             subscription = _Subscription(self._context, publisher, self._settings)
         except zmq.ZMQError as error:
             log.error("%s: no subscription to %s: %s", publisher.replica, publisher.events, error)  # noqa: TRY400
+            self._failed[publisher.replica] = time.monotonic() + RESTART_DELAY, publisher
             return
         self._subscriptions[publisher.replica] = subscription
         self._registered[publisher.replica] = {}
@@ -354,6 +368,10 @@ class EventReader:
             for fd in self._registered.pop(replica):
                 self._selector.unregister(fd)
             subscription.close()
+            if not self._is_closing:
+                # Behind every step of it that is still queued: none of them may reach what comes next under this name.
+                with contextlib.suppress(Exception):  # a failing deliver was logged where it mattered
+                    self._deliver(replica, [Forget("its subscription has ended"), Standing()])
 
     def _run(self) -> None:
         try:
@@ -364,7 +382,7 @@ class EventReader:
                 with contextlib.suppress(BlockingIOError):
                     self._wake_out.recv(4096)
                 while self._commands:
-                    self._commands.popleft()()
+                    self._obey_command(self._commands.popleft())
                 self._tick()
         except Exception:
             log.exception("the event reader has stopped; the index no longer follows the engines")
@@ -376,6 +394,13 @@ class EventReader:
             self._wake_in.close()
             self._wake_out.close()
             self._context.destroy(0)
+
+    @staticmethod
+    def _obey_command(action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception:
+            log.exception("a subscription could not be changed; the others go on")
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -400,8 +425,6 @@ class EventReader:
             log.exception("%s: the subscription failed and begins anew", publisher.replica)
             self._remove(publisher.replica)
             self._failed[publisher.replica] = time.monotonic() + RESTART_DELAY, publisher
-            with contextlib.suppress(Exception):  # logged above, if it was this that failed
-                self._deliver(publisher.replica, [Forget("the subscription failed")])
 
     def _tick_one(self, subscription: _Subscription) -> None:
         self._hand_over(subscription, subscription.tick(time.monotonic()))
@@ -415,6 +438,10 @@ class EventReader:
             self._unread.discard(subscription)
 
     def _hand_over(self, subscription: _Subscription, steps: list[Step]) -> None:
+        standing = Standing(subscription.is_connected, subscription.stream.is_complete)
+        if standing != subscription.told:
+            subscription.told = standing
+            steps = [*steps, standing]
         if steps:
             self._deliver(subscription.publisher.replica, steps)
         self._watch(subscription)

@@ -4,6 +4,7 @@ Knows names, numbers and defaults, and what cannot be: each field that cannot be
 socket or draws a random number.
 """
 
+import math
 from typing import Self
 
 import msgspec
@@ -60,8 +61,15 @@ class FakeConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("model: the name is empty")
         if self.data_parallel_size < 1:
             raise ValueError(f"data_parallel_size must be at least 1, got {self.data_parallel_size}")
-        if self.speed <= 0:
-            raise ValueError(f"speed must be above 0, got {self.speed}")
+        if not 0 < self.speed < math.inf:
+            raise ValueError(f"speed must be a number above 0, got {self.speed}")
+        if not 0 <= self.shutdown_timeout < math.inf:
+            raise ValueError(f"shutdown_timeout must be a number of seconds, 0 or more, got {self.shutdown_timeout}")
+        if self.max_num_queued_reqs is not None and self.max_num_queued_reqs < 0:
+            raise ValueError(f"max_num_queued_reqs must be 0 or more, got {self.max_num_queued_reqs}")
+        for name in ("host", "model", "topic", "api_key"):
+            if not _is_text(getattr(self, name)):
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not valid text")
         for name in ("port", "event_port", "replay_port"):
             port = getattr(self, name)
             if port is not None and not 0 <= port <= 65_536 - self.data_parallel_size:
@@ -111,3 +119,8 @@ class FakeConfig(msgspec.Struct, frozen=True, kw_only=True):
     def with_ports(self, port: int, event_port: int | None, replay_port: int | None) -> Self:
         """The same with ports that the system has chosen."""
         return msgspec.structs.replace(self, port=port, event_port=event_port, replay_port=replay_port)
+
+
+def _is_text(value: str | None) -> bool:
+    """Whether it can be encoded: bytes of the command line that are not UTF-8 become lone surrogates."""
+    return value is None or not any("\ud800" <= letter <= "\udfff" for letter in value)

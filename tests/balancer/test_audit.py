@@ -55,3 +55,11 @@ def test_only_the_last_differences_are_kept() -> None:
         audit.record(DECISION, Truth(cached_tokens=actual))
     assert [each.actual for each in audit.differences] == list(range(105, 105 + KEPT))
     assert audit.tallies[A].under == KEPT + 5
+
+
+def test_another_prompt_length_is_no_prediction_at_all() -> None:
+    """The engine rendered another prompt than we did: cached tokens of two different prompts say nothing of each other."""
+    audit = Audit()
+    audit.record(DECISION, Truth(prompt_tokens=DECISION.prompt_tokens + 1, cached_tokens=DECISION.cached_tokens))
+    tally = audit.tallies[DECISION.replica.id]
+    assert (tally.compared, tally.other_tokens) == (0, 1)

@@ -191,8 +191,11 @@ def test_an_old_engine_is_usable_with_settings_alone() -> None:
         ({}, {"cache": ()}, "does not tell its block_size"),
         ({"events": "tcp://h:1"}, {}, "no replay socket"),
         ({}, {"cache": (CacheConfig(0, 16, "sha256", 9, False),)}, "prefix caching is off"),
+        ({}, {"version": None}, "learned from its events"),
         ({"version": "0.18.0"}, {}, "set PYTHONHASHSEED on the engines"),
+        ({"version": "0.18.0"}, {}, "cannot be computed before its first events"),
         ({"hash_algorithm": "md5"}, {}, "'md5' is unknown"),
+        ({"hash_algorithm": "md5"}, {}, "are learned from its events"),
         ({"version": "0.9.1"}, {}, "0.11 or later is needed"),
     ],
 )
@@ -203,6 +206,13 @@ def test_what_is_missing_is_said_with_its_remedy(changes: dict[str, Any], told: 
 
 def test_a_recipe_that_nobody_knows_is_none_and_no_guess() -> None:
     assert one(settings(), msgspec.structs.replace(TOLD, version=None)).replica.recipe is None
+
+
+def test_what_is_known_of_a_recipe_is_kept_when_its_root_is_not() -> None:
+    """The root may be found by trying; in which form extras are hashed cannot."""
+    found = one(settings(version="0.22.0"), TOLD).replica.recipe
+    assert found == Recipe.for_version("0.22.0", algorithm="sha256", block_size=16)
+    assert not found.has_known_root
 
 
 def test_each_rank_is_a_replica() -> None:
@@ -241,3 +251,38 @@ def test_listings_merge_by_name_and_keep_every_field() -> None:
         {"id": "a", "parent": "m", "max_model_len": None},
         {"id": "m", "max_model_len": 2048, "permission": [1]},
     ]
+
+
+def test_a_rank_that_is_alone_is_one_replica_and_needs_no_header() -> None:
+    """Behind an external load balancer each pod tells of its own rank only, numbered over all pods."""
+    cache = CacheConfig(rank=3, block_size=16, algorithm="sha256", num_gpu_blocks=10, has_prefix_caching=True)
+    source = EventSource(3, "tcp://h:5560", None, "")
+    told = EngineFacts(models=(ModelCard("m"),), version="0.32.0", cache=(cache,), sources=(source,))
+    for settings in (ReplicaSettings(url="http://h:1"), ReplicaSettings(url="http://h:1", data_parallel_size=1)):
+        (only,) = facts.describe(settings, told)
+        assert (only.replica.id, only.replica.rank, only.replica.ranks, only.source) == ("h:1", 3, 1, source)
+        assert only.replica.recipe is not None
+
+
+def test_ranks_that_no_engine_has_are_not_believed() -> None:
+    source = EventSource(3_000_000, "tcp://h:5560", None, "")
+    assert (
+        len(facts.describe(ReplicaSettings(url="http://h:1"), EngineFacts(models=(ModelCard("m"),), sources=(source,))))
+        == 1
+    )
+
+
+def test_without_prefix_caching_nothing_is_expected_to_be_cached() -> None:
+    cache = CacheConfig(rank=0, block_size=16, algorithm="sha256", num_gpu_blocks=10, has_prefix_caching=False)
+    source = EventSource(0, "tcp://h:5560", None, "")
+    told = EngineFacts(models=(ModelCard("m"),), version="0.32.0", cache=(cache,), sources=(source,))
+    (only,) = facts.describe(ReplicaSettings(url="http://h:1"), told)
+    assert (only.replica.recipe, only.source, only.replica.has_events) == (None, None, False)
+    assert "--enable-prefix-caching" in only.warnings[0]
+
+
+def test_sources_with_fields_of_other_types_are_read_as_far_as_they_can() -> None:
+    body = (
+        b'{"0":{"enable_kv_cache_events":true,"endpoint":"tcp://*:5557","topic":5,"replay_endpoint":7},"9x":{},"1":{}}'
+    )
+    assert facts.read_event_sources(body, "h") == (EventSource(0, "tcp://h:5557", None, ""),)

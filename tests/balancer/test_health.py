@@ -130,7 +130,7 @@ def test_silence_counts_as_failure() -> None:
     async def silence(request: Received) -> None: ...
 
     async def check() -> None:
-        async with upstream() as replica, watching(replica.url, timeout_seconds=0.02) as watch:
+        async with upstream() as replica, watching(replica.url) as watch:
             await eventually(lambda: watch.statuses == [Status.READY])
             replica.paths["/health"] = silence
             await eventually(lambda: watch.statuses == [Status.READY, Status.LOST])
@@ -180,5 +180,21 @@ def test_an_engine_that_may_be_another_one_is_asked_at_once() -> None:
             watch.watcher.refresh()
             await eventually(lambda: [question.path for question in replica.questions].count("/v1/models") == 2)
             assert watch.statuses == [Status.READY], "it is not lost meanwhile"
+
+    run(check())
+
+
+def test_nothing_that_an_endpoint_answers_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watcher that has ended would leave its endpoint lost for ever, without a word."""
+
+    async def check() -> None:
+        async with upstream() as replica:
+            with monkeypatch.context() as patch:
+                patch.setattr("balancer.facts.read_version", lambda body: 1 / 0)
+                async with watching(replica.url) as watch:
+                    await eventually(lambda: [question.path for question in replica.questions].count("/version") > 2)
+                    assert watch.statuses == [Status.LOST]
+                    patch.undo()
+                    await eventually(lambda: watch.statuses == [Status.LOST, Status.READY])
 
     run(check())

@@ -1,6 +1,8 @@
 """``balancer/openai.py``: every shape of body is read as vLLM reads it, and nothing but its model can be at fault."""
 
 import json
+import time
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from balancer import openai
 from balancer.core import Truth
-from balancer.errors import BadRequest
+from balancer.errors import BadRequest, UnknownModel
 from balancer.openai import PATHS, Inbound, Kind, read, read_answer
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"
@@ -91,7 +93,8 @@ def test_a_salt_is_a_text_that_is_not_empty(salt: Any, read_as: str | None) -> N
         (COMPLETIONS, {"prompt": [1], "logprobs": 3}, True),
         (COMPLETIONS, {"prompt": [1], "echo": True, "logprobs": 0}, False),
         (CHAT, {"messages": [], "echo": True, "top_logprobs": 2}, False),
-        (CHAT, {"messages": [], "echo": True, "logprobs": True}, True),
+        (CHAT, {"messages": [], "echo": True, "logprobs": True}, False),  # vLLM: top_logprobs is 0 unless it is said
+        (CHAT, {"messages": [], "echo": True, "top_logprobs": None}, True),
         (GENERATE, {"token_ids": [1], "sampling_params": {"prompt_logprobs": 1}}, False),
         (GENERATE, {"token_ids": [1], "sampling_params": {"skip_reading_prefix_cache": True}}, False),
         (
@@ -198,6 +201,104 @@ def test_a_form_says_its_model_in_a_part(part: bytes, model: str | None) -> None
     assert read("/v1/audio/transcriptions", "multipart/form-data; boundary=x", body).model == model
 
 
+FORMS = "/v1/audio/transcriptions"
+MODEL_PART = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper\r\n'
+
+
+def form_model(body: bytes, content_type: str = "multipart/form-data; boundary=x") -> str | None:
+    return read(FORMS, content_type, body).model
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        'multipart/form-data; boundary="x"',
+        "Multipart/Form-Data;BOUNDARY=x; charset=utf-8",
+        "multipart/mixed; a=b; boundary=x",
+    ],
+)
+def test_a_boundary_may_be_written_in_several_ways(content_type: str) -> None:
+    assert form_model(b"ignored\r\n" + MODEL_PART + b"--x--", content_type) == "whisper"
+
+
+def test_what_a_file_holds_is_not_taken_for_a_part() -> None:
+    head = b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\n'
+    held = b'Content-Disposition: form-data; name="model"\r\n\r\nspoofed\r\n'
+    assert form_model(head + held + MODEL_PART + b"--x--") == "whisper"
+    assert form_model(head + held + b"--x--") is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"--x",
+        MODEL_PART,  # has no end
+        b"--x\r\n\r\n\r\n" * openai.MAX_PARTS + MODEL_PART + b"--x--",
+        MODEL_PART.replace(b"whisper", b"w" * (openai.MAX_PART_HEAD + 1)) + b"--x--",
+        MODEL_PART.replace(b"whisper", b"") + b"--x--",
+        b"--x\r\n" + b"X: y\r\n" * openai.MAX_PART_HEAD + MODEL_PART[5:] + b"--x--",
+    ],
+)
+def test_a_model_that_is_not_where_it_belongs_is_not_searched_for(body: bytes) -> None:
+    assert form_model(body) is None
+    assert form_model(MODEL_PART + b"--x--", "multipart/form-data") is None
+
+
+@pytest.mark.parametrize("line", [b"name=model\r\n", b"\r\n--x", b"\r\n--x\r\n\r\n", b"\r\n\r\n", b"\r\n--"])
+def test_a_form_takes_no_longer_than_its_length(line: bytes) -> None:
+    began = time.perf_counter()
+    form_model(line * 25_000)
+    assert time.perf_counter() - began < 1.0
+
+
+# Huge bodies
+
+
+def test_many_prompts_are_routed_by_load() -> None:
+    assert len(of(COMPLETIONS, prompt=[[7]] * openai.MAX_PROMPTS).token_ids) == openai.MAX_PROMPTS
+    more = of(COMPLETIONS, prompt=[[7]] * (openai.MAX_PROMPTS + 1))
+    assert (more.token_ids, more.has_text) == ((), False)
+
+
+def test_brackets_in_a_text_are_text() -> None:
+    assert of(COMPLETIONS, prompt="[" * 1000).has_text
+    assert of(COMPLETIONS, prompt=["[", "[" * 1000]).has_text
+
+
+@pytest.mark.parametrize(("path", "name"), [(COMPLETIONS, "prompt"), (GENERATE, "token_ids")])
+def test_a_prompt_of_many_megabytes_is_routed_by_load(path: str, name: str) -> None:
+    ids = b"1234567," * (openai.MAX_PROMPT_BYTES // 8)
+    assert read(path, "", b'{"%b":[%b1]}' % (name.encode(), ids[:-800])).token_ids
+    huge = read(path, "", b'{"%b":[%b1]}' % (name.encode(), ids))
+    assert (huge.token_ids, huge.has_text) == ((), False)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, GENERATE])
+def test_what_is_not_small_where_it_should_be_is_not_taken_apart(path: str) -> None:
+    names = [
+        field.encode_name for field in msgspec.structs.fields(openai._Body) if field.name not in {"prompt", "token_ids"}
+    ]
+    nested = b"[" + b"[]," * 100_000 + b"[]]"
+    fields = [b'"%b":%b' % (name.encode(), nested) for name in names if name not in {"model", "sampling_params"}]
+    fields.append(b'"sampling_params":{"n":%b}' % nested)
+    body = b'{"model":"m",%b}' % b",".join(fields)
+    tracemalloc.start()
+    try:
+        inbound = read(path, "application/json", body)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000
+    assert not inbound.is_comparable
+
+
+def test_an_endless_name_is_no_model() -> None:
+    assert read(COMPLETIONS, "", b'{"model":"%b"}' % (b"m" * 4000)).model == "m" * 4000
+    with pytest.raises(BadRequest, match="model: expected a string"):
+        read(COMPLETIONS, "", b'{"model":"%b"}' % (b"m" * openai.MAX_MODEL_BYTES))
+
+
 # Answers
 
 
@@ -240,3 +341,9 @@ def test_usage_is_read_in_every_dialect(answer: Any, truth: Truth) -> None:
 @given(st.binary() | VALUES.map(lambda value: json.dumps(value).encode()))
 def test_any_answer_can_be_read(body: bytes) -> None:
     read_answer(body)
+
+
+@pytest.mark.parametrize("odd", ["\udcff", "a\nb\0c", "é"])
+def test_an_error_can_say_anything(odd: str) -> None:
+    told = json.loads(openai.error_body(UnknownModel(f"the model '{odd}' is not served here")))
+    assert told["error"]["message"].startswith("the model '")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,16 +13,19 @@ from balancer.core import Candidate, Decision, Outcome, Replica, RouteRequest, T
 from balancer.errors import NoReplica, UnknownModel
 from balancer.fleet import Status
 from balancer.hashes import PromptHashes
+from balancer.knowledge import Knowledge
 from balancer.policies.base import make
 from balancer.policies.cache_aware import CacheAware
 from balancer.router import SETTLE_SECONDS, Router, usable_blocks
+from hashing.chain import Chain
 from hashing.extras import Lora
 from hashing.recipes import Recipe
-from indexer.events import AllBlocksCleared, BlockRemoved, KVEvent
+from indexer.events import EMPTY, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from indexer.index import ReplicaId
-from indexer.stream import Apply, Forget, Lost, Replay
+from indexer.recognition import KeyState
+from indexer.stream import Apply, Forget, Lost, Replay, Standing
 from indexer.wire import Batch
-from tests.support.routing import MODEL, RECIPE, replica, request, stored
+from tests.support.routing import MODEL, RANDOM, RECIPE, replica, request, stored, told
 
 A, B, C = ReplicaId("a"), ReplicaId("b"), ReplicaId("c")
 PROMPT = list(range(100, 141))  # 41 tokens: ten full blocks and one token
@@ -458,3 +462,145 @@ def test_a_replica_that_tells_nothing_of_its_cache_is_not_predicted() -> None:
     decisions = {each.replica.id: each for each in (router.route(wanted, 0.0, 0.0), router.route(wanted, 0.0, 0.0))}
     assert [decisions[ReplicaId(name)].is_predicted for name in ("silent", "tells")] == [False, True]
     assert all(each.knows_tokens for each in decisions.values())
+
+
+# Keys that are proven or learned
+
+WELL = Standing(is_connected=True, is_complete=True)
+
+
+def test_a_replica_whose_recipe_nobody_declared_is_learned_and_then_predicted() -> None:
+    owner = Router(CacheAware(), "cache_aware")
+    owner.put(replica("a", recipe=None))
+    assert not owner.route(request(PROMPT), 0.0, 0.0).is_predicted
+    owner.observe(A, events(told(PROMPT, RANDOM), told(PROMPT[:20], RANDOM, salt="mine")))
+    decision = owner.route(request(PROMPT), 0.0, 0.0)
+    assert (decision.cached_tokens, decision.is_predicted) == (40, True)
+    assert cached(owner, request(PROMPT, salt="mine")) == {"a": 20}
+    assert cached(owner, request(PROMPT, salt="yours")) == {"a": 0}
+    event = told(PROMPT, RANDOM)
+    owner.observe(A, events(BlockRemoved(event.block_hashes[3:], "GPU")))
+    assert cached(owner, request(PROMPT[:30])) == {"a": 12}
+    owner.observe(A, events(AllBlocksCleared(), told(PROMPT[:8], RANDOM)))
+    assert cached(owner, request(PROMPT)) == {"a": 8}
+
+
+def test_learned_adapters_need_no_path_that_agrees() -> None:
+    sql = Lora("sql", "/here/sql")
+    owner = Router(CacheAware(), "cache_aware")
+    owner.put(replica("a", models=(MODEL, "sql"), adapters=(sql,)))
+    owner.observe(A, events(told(PROMPT, RANDOM), told(PROMPT, RANDOM, lora=Lora("sql", "/there/sql"))))
+    assert owner.recognitions[A].state is KeyState.LEARNED
+    assert cached(owner, request(PROMPT, model="sql")) == {"a": 40}
+
+
+def test_proven_and_learned_replicas_are_scored_side_by_side_in_tokens() -> None:
+    owner = router("a", "b", "c")
+    eight = Recipe(block_size=8, algorithm="xxhash", root=b"x" * 16)
+    owner.observe(A, events(told(PROMPT[:30], recipe=RECIPE)))
+    owner.observe(B, events(told(PROMPT, recipe=eight)))
+    owner.observe(C, events(told(PROMPT[:20], recipe=Recipe(block_size=2, seed="0"))))
+    states = [owner.recognitions[name].state for name in (A, B, C)]
+    assert states == [KeyState.PROVEN, KeyState.LEARNED, KeyState.PROVEN]
+    assert cached(owner, request(PROMPT)) == {"a": 28, "b": 40, "c": 20}
+    assert owner.route(request(PROMPT), 0.0, 0.0).replica.id == B
+
+
+def test_a_recipe_that_the_first_event_refutes_voids_only_what_was_read_before() -> None:
+    owner = router()
+    for name in (A, B):
+        owner.observe(name, events(stored(PROMPT)))  # without tokens: it proves nothing, and is believed
+    assert cached(owner, request(PROMPT)) == {"a": 40, "b": 40}
+    owner.observe(A, events(told(PROMPT[:12], RANDOM), told([7] * 9, RANDOM)))
+    assert cached(owner, request(PROMPT)) == {"a": 12, "b": 40}
+    assert cached(owner, request([7] * 9)) == {"a": 8, "b": 0}
+    assert owner.index.gpu.blocks(A) == 5
+
+
+def test_a_recipe_that_is_found_by_trying_voids_nothing() -> None:
+    seeded = Recipe(block_size=4, seed="0")
+    owner = router("a")
+    owner.observe(A, events(stored(PROMPT, recipe=seeded)))
+    assert cached(owner, request(PROMPT)) == {"a": 0}
+    owner.observe(A, events(told([7] * 9, recipe=seeded)))
+    assert cached(owner, request(PROMPT)) == {"a": 40}
+
+
+def test_expectations_of_learned_keys_are_met_by_their_events() -> None:
+    owner = router("a")
+    owner.observe(A, events(told([7] * 9, RANDOM)))
+    decision = owner.route(request(PROMPT), 0.0, 0.0)
+    assert cached(owner, request(PROMPT)) == {"a": 40}
+    event = told(PROMPT, RANDOM)
+    owner.observe(A, events(event, BlockRemoved(event.block_hashes[:1], "GPU")))
+    assert cached(owner, request(PROMPT)) == {"a": 0}, "what came and went is not expected any more"
+    owner.release(decision.lease, Outcome.OK, 0.0)
+    owner.tick(SETTLE_SECONDS)
+    assert not owner.predicted
+
+
+def test_a_restart_begins_the_proof_anew() -> None:
+    owner = router("a")
+    owner.observe(A, events(told(PROMPT, RANDOM)))
+    owner.observe(A, [WELL])
+    assert owner.view(A, 1.0).state is Knowledge.LEARNED
+    owner.observe(A, [Forget("restart")])
+    assert owner.recognitions[A].state is KeyState.UNPROVEN
+    assert cached(owner, request(PROMPT)) == {"a": 0}
+    owner.observe(A, events(told(PROMPT, recipe=RECIPE)))
+    assert owner.recognitions[A].state is KeyState.PROVEN
+    assert cached(owner, request(PROMPT)) == {"a": 40}
+    owner.observe(
+        A, [Forget("restart"), *events(told(PROMPT[:20], recipe=msgspec.structs.replace(RANDOM, root=b"s" * 32)))]
+    )
+    assert cached(owner, request(PROMPT)) == {"a": 20}
+
+
+def test_what_was_learned_outlives_what_the_engine_says_again() -> None:
+    owner = router("a")
+    owner.observe(A, events(told(PROMPT, RANDOM)))
+    owner.put(replica("a", max_model_len=9))
+    assert cached(owner, request(PROMPT)) == {"a": 40}
+    owner.remove(A)
+    owner.put(replica("a"))
+    assert owner.recognitions[A].state is KeyState.UNPROVEN
+
+
+def test_a_view_says_since_when_it_holds() -> None:
+    owner = router("a")
+    owner.observe(A, [Standing()])
+    assert (owner.view(A, 1.0).state, owner.view(A, 2.0).since) == (Knowledge.BLIND, 1.0)
+    owner.observe(A, [WELL])
+    assert (owner.view(A, 3.0).state, owner.view(A, 4.0).since) == (Knowledge.EXACT, 3.0)
+    believed = owner.view(A, 4.0).reason
+    owner.observe(A, events(told(PROMPT, recipe=RECIPE)))
+    proven = owner.view(A, 5.0)
+    assert (proven.state, proven.since) == (Knowledge.EXACT, 3.0)
+    assert proven.reason != believed, "the reason may change while the state holds"
+    owner.observe(A, [Lost(3, 5)])
+    assert (owner.view(A, 6.0).state, owner.view(A, 6.0).since) == (Knowledge.PARTIAL, 6.0)
+    owner.remove(A)
+    owner.put(replica("a"))
+    owner.observe(A, [Standing()])
+    assert (owner.view(A, 7.0).state, owner.view(A, 7.0).since) == (Knowledge.BLIND, 7.0)
+
+
+def test_an_engine_that_drafts_computes_the_last_block_of_a_hit_anew() -> None:
+    """vLLM 0.32, block size 16, prompts of 17 to 97 tokens: 0, 0, 16, 32, 80 cached; without EAGLE 16, 16, 32, 48, 96."""
+    router = Router(make("cache_aware"), "cache_aware")
+    recipe = Recipe(block_size=16)
+    name = ReplicaId("drafts")
+    router.put(Replica(name, "http://drafts", models=("m",), recipe=recipe, has_eagle=True))
+    router.apply(name, [BlockStored(list(Chain(recipe, range(97)).keys(6)), None, EMPTY, 16)])
+    for length, cached in ((17, 0), (32, 0), (33, 16), (49, 32), (97, 80)):
+        wanted = RouteRequest("m", PromptHashes([range(length)], None, None), (length,))
+        assert router.route(wanted, 0.0, 0.0).cached_tokens == cached
+
+
+def test_lost_batches_of_a_replica_that_is_gone_are_nobodys() -> None:
+    router = Router(make("cache_aware"), "cache_aware")
+    router.put(replica("a"))
+    router.remove(A)
+    router.observe(A, [Lost(0, 9)])
+    router.put(replica("a"))
+    assert router.holes == {}

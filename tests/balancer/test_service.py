@@ -1,21 +1,26 @@
 """``balancer/service.py``: what engines tell reaches the router, in order, and what has changed with a restart is noticed."""
 
 import json
+import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import pytest
 
+from balancer import service as service_module
 from balancer.core import Outcome
 from balancer.facts import Described, EventSource
+from balancer.knowledge import Knowledge
 from balancer.service import RouterService
 from balancer.settings import Settings
 from indexer.events import KVEvent
 from indexer.index import ReplicaId
-from indexer.stream import Apply, Step
+from indexer.stream import Apply, Standing, Step
 from indexer.wire import Batch
 from tests.support.gateways import gateway, post, split
-from tests.support.routing import MODEL, replica, request, stored
+from tests.support.routing import MODEL, RANDOM, replica, request, stored, told
 from tests.support.upstream import upstream
 from tests.support.waiting import eventually, run
 
@@ -82,6 +87,7 @@ def test_a_publisher_that_has_moved_is_followed_and_its_old_cache_forgotten() ->
         assert await cached(service) == 40, "nothing has changed"
         moved = msgspec.structs.replace(SOURCE, events="tcp://127.0.0.1:10")
         service._learned("http://h:1", [described("a", moved)])
+        await eventually(lambda: not service.router.index.gpu.blocks(A))
         assert await cached(service) == 0
         assert service._publishers[A].events == "tcp://127.0.0.1:10"
         service._learned("http://h:1", [described("a", None)])
@@ -165,3 +171,72 @@ def test_a_replica_found_dead_by_a_request_is_back_as_soon_as_it_answers() -> No
             assert split(await front.exchange(post("/v1/completions", b'{"prompt":[1]}')))[0] == "HTTP/1.1 200 OK"
 
     run(check())
+
+
+# What is told of each cache
+
+
+def watched(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "its cache is known as" in record.getMessage()]
+
+
+def turns(service: RouterService, count: int = 3) -> None:
+    """So many looks at what is known."""
+    for _ in range(count):
+        service._tell_knowledge()
+
+
+def test_a_cache_that_becomes_known_otherwise_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "TOLD_AFTER", 0.0)
+    caplog.set_level(logging.INFO)
+
+    async def check(service: RouterService) -> None:
+        service._learned("http://h:1", [described("a", None)])
+        service.router.observe(A, [Standing(is_connected=True, is_complete=True)])
+        turns(service)
+        assert [line.split(":")[0] for line in watched(caplog)] == ["a"]
+        assert "known as exact" in watched(caplog)[0]
+        service.router.observe(A, events(told(PROMPT, RANDOM)))
+        turns(service)
+        assert len(watched(caplog)) == 2
+        assert "known as learned: its hashes agree with no recipe" in watched(caplog)[1]
+        service.router.observe(A, events(told(PROMPT, RANDOM)))
+        turns(service)
+        assert len(watched(caplog)) == 2, "nothing has changed"
+        for is_linked in (False, True):
+            service.router.observe(A, [Standing(is_linked, is_linked)])
+            turns(service)
+        assert [line.split(": ")[1] for line in watched(caplog)[2:]] == [
+            "its cache is known as blind",
+            "its cache is known as learned",
+        ]
+
+    with_service(check)
+
+
+def test_what_lasts_but_a_moment_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def check(service: RouterService) -> None:
+        service._learned("http://h:1", [described("a")])
+        turns(service)
+        assert service.router.view(A, time.monotonic()).state is Knowledge.BLIND
+        assert watched(caplog) == []
+
+    with_service(check)
+
+
+def test_a_publisher_that_cannot_be_reached_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "TOLD_AFTER", 0.0)
+
+    async def check(service: RouterService) -> None:
+        service._learned("http://h:1", [described("a")])
+        await eventually(lambda: watched(caplog))
+        assert watched(caplog) == ["a: its cache is known as blind: its event publisher cannot be reached"]
+        assert not (await service.route(request(PROMPT))).is_predicted
+
+    with_service(check)

@@ -52,9 +52,10 @@ def test_converting_does_not_change_what_it_is_given() -> None:
     assert tree == {"policy": {"name": "cache_aware", "queue_weight": 2.0}}
 
 
-def test_what_is_no_toml_is_said_so() -> None:
+@pytest.mark.parametrize("text", ["port == 1", "x = " + "[" * 3000, "x = " + "1" * 5000])
+def test_what_is_no_toml_is_said_so(text: str) -> None:
     with pytest.raises(ConfigError, match="not valid TOML"):
-        settings.load("port == 1")
+        settings.load(text)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,10 @@ def test_what_is_no_toml_is_said_so() -> None:
         ({"server": 1}, "server: expected `object`, got `int`"),
         ({"policy": 1}, "policy: expected `object`, got `int`"),
         ({"policy": {"name": 1}}, "policy.name: expected `str`, got `int`"),
+        (
+            {"server": {"max_body_bytes": 2**63 - 1}},
+            "server.max_body_bytes: 9223372036854775807 cannot be used; give at most",
+        ),
     ],
 )
 def test_a_mistake_is_named_by_its_path(tree: dict[str, Any], message: str) -> None:

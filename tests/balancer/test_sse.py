@@ -110,7 +110,26 @@ def test_what_follows_an_event_over_the_limit_is_read() -> None:
 
 def test_a_stream_without_line_ends_takes_no_memory() -> None:
     seen = watch(*[b"x" * 65_536] * 64)
-    assert len(seen._rest) <= MAX_EVENT
+    assert sum(len(part) for part in seen._parts) <= MAX_EVENT
+
+
+def test_a_long_event_in_small_pieces_costs_no_more_than_its_length() -> None:
+    """Kept in pieces until its end: joining at every piece would copy a megabyte tens of thousands of times."""
+    seen = watch(*[b"x" * 16] * 1000)
+    assert len(seen._parts) == 1000
+
+
+def test_what_comes_before_the_prompt_is_computed_is_no_output() -> None:
+    seen = watch(event({"type": "response.created"}), event({"type": "response.in_progress"}))
+    assert not seen.has_output
+    seen.feed(event({"type": "response.output_text.delta", "delta": "x"}))
+    assert seen.has_output
+
+
+def test_an_error_in_the_stream_is_no_success_although_it_ends_well() -> None:
+    seen = watch(event({"error": {"message": "EngineCore encountered an issue"}}), b"data: [DONE]\n\n")
+    assert seen.has_failed
+    assert not watch(CHAT).has_failed
 
 
 @given(st.lists(st.binary()))

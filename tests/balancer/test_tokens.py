@@ -233,3 +233,30 @@ def test_no_memory_means_none() -> None:
         assert len(replica.questions) == 2
 
     with_tokenizer(check, {f"{COMPLETIONS}/render": b'[{"token_ids":[1]}]'}, cache_bytes=0)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{"documents": [{"text": "x"}]}, {"reasoning_effort": "low"}, {"truncate_prompt_tokens": 4}, {"some_new_field": 1}],
+)
+def test_what_tokenize_cannot_be_told_is_not_tokenised(extra: dict[str, Any]) -> None:
+    """Its ids would be those of another prompt; without any, the request is routed by load, and nothing is promised."""
+
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        assert await ask(tokenizer, replica, CHAT, {**TALK, **extra}) == []
+        assert "/tokenize" not in asked(replica)
+        assert await ask(tokenizer, replica, CHAT, {**TALK, "temperature": 0.5, "documents": None}) == [[9]]
+
+    with_tokenizer(check, {"/tokenize": b'{"tokens":[9]}'})
+
+
+def test_images_are_not_tokenised_by_tokenize() -> None:
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        parts = [{"type": "text", "text": "what is this?"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+        body = {**TALK, "messages": [{"role": "user", "content": parts}]}
+        assert await ask(tokenizer, replica, CHAT, body) == []
+        assert await ask(tokenizer, replica, CHAT, {**body, "messages": [{"role": "user", "content": parts[:1]}]}) == [
+            [9]
+        ]
+
+    with_tokenizer(check, {"/tokenize": b'{"tokens":[9]}'})

@@ -483,3 +483,15 @@ def test_giving_up_a_hole_for_want_of_room_does_not_disturb_the_replay_under_way
 
 def test_its_name_tells_its_state() -> None:
     assert repr(with_replay(until=3)) == "<EventStream next 3, complete, 0 pending, incarnation 0>"
+
+
+def test_a_replay_that_calls_lost_what_then_comes_live_is_not_believed() -> None:
+    """Else one random high sequence would make the stream deaf: everything live would be taken for a duplicate."""
+    stream = EventStream(has_replay=True)
+    stream.connected()
+    lie = stream.replayed(10**9, Batch(1.0, []))
+    assert Lost(0, 10**9 - 1) in lie
+    steps = stream.receive(7, Batch(2.0, []))
+    assert isinstance(steps[0], Forget)
+    assert Replay(0) in steps
+    assert not stream.is_complete

@@ -129,6 +129,44 @@ def test_it_ends_when_it_is_asked_to(number: int) -> None:
         assert "Traceback" not in told
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_while_it_waits_for_its_first_replica(number: int) -> None:
+    (port,) = free_ports(1)
+    with started(*serve("--port", str(port), "--startup-timeout", "600")) as process:
+        wait_for(f"http://127.0.0.1:{port}/health", process)
+        code, told = stopped(process, number)
+        assert code == 0
+        assert "Traceback" not in told
+
+
+def test_the_demo_ends_with_its_terminal_and_takes_its_processes_along() -> None:
+    words = [sys.executable, "-m", "balancer", "demo"]
+    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stderr is not None
+        assert b"starting 4 engines" in process.stderr.readline()
+        process.send_signal(signal.SIGHUP)
+        process.communicate(timeout=SECONDS)
+        assert process.returncode == 130
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "message"),
+    [
+        ("<&-", 2, "kvlb: tokens: standard input is closed; "),
+        (">/dev/full", 1, "kvlb: cannot write what was asked for: No space left on device"),
+    ],
+)
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")
+def test_an_output_that_cannot_be_used_is_one_line(redirection: str, code: int, message: str) -> None:
+    line = f'seq 1 40 | {{ "{sys.executable}" -m balancer hash {redirection}; }}'
+    done = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == code
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
 def test_an_engine_and_a_gateway_serve_and_end() -> None:
     gateway, engine, events, replay = free_ports(4)
     flags = ["--port", engine, "--event-port", events, "--replay-port", replay, "--model", "m", "--speed", "50"]
@@ -148,13 +186,14 @@ def test_an_engine_and_a_gateway_serve_and_end() -> None:
         assert headers["x-kvlb-cached-tokens"] == "64"
 
         # Bytes that are no HTTP are a line in the log, not a traceback.
-        with socket.create_connection(("127.0.0.1", gateway)) as raw:
-            raw.sendall(b"POST / HTTP/1.1\r\nno header\r\n\r\n")
-            assert b" 400 Bad Request" in raw.recv(100)
+        for wrong in (b"POST / HTTP/1.1\r\nno header\r\n\r\n", b"GET /a?x=%d y HTTP/1.1\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", gateway)) as raw:
+                raw.sendall(wrong)
+                assert b" 400 Bad Request" in raw.recv(100)
 
         code, told = stopped(front)
         assert (code, "Traceback" in told) == (0, False), told
-        assert told.count("WARNING Error handling request from 127.0.0.1: ") == 1, told
+        assert told.count("WARNING Error handling request from 127.0.0.1: ") == 2, told
         code, told = stopped(behind)
         assert (code, "Traceback" in told) == (0, False), told
 

@@ -52,7 +52,18 @@ def test_no_flags_are_the_defaults() -> None:
 
 @pytest.mark.parametrize(
     "flags",
-    [("--lora", "nopath"), ("--blocks", "3"), ("--speed", "0"), ("--decode-ms", "-1"), ("--vllm-version", "x")],
+    [
+        *[
+            ("--lora", "nopath"),
+            ("--blocks", "3"),
+            ("--vllm-version", "x"),
+            ("--topic", "\udcff"),
+            ("--model", "\udcff"),
+        ],
+        *[("--speed", "0"), ("--speed", "nan"), ("--speed", "inf"), ("--max-num-queued-reqs", "-1")],
+        *[("--decode-ms", "-1"), ("--decode-ms", "nan"), ("--prefill-tps", "nan"), ("--prefill-tps", "inf")],
+        *[("--shutdown-timeout", "nan"), ("--shutdown-timeout", "inf"), ("--shutdown-timeout", "-1")],
+    ],
 )
 def test_what_a_flag_cannot_mean_is_a_user_error(flags: tuple[str, str]) -> None:
     with pytest.raises(ConfigError):

@@ -66,10 +66,13 @@ class Fleet:
         await eventually(self.mirrors)
 
     def follows(self) -> bool:
-        """Whether the events of every rank are subscribed to."""
+        """Whether the events of every rank are subscribed to, and nothing that can be asked for is missing."""
+        service = self.front.service
         ranks = sum(engine.config.data_parallel_size for engine in self.engines)
-        publishers = self.front.service.publishers().values()
-        return len(publishers) == ranks and all(publisher.is_connected for publisher in publishers)
+        links = [(service.router._links[replica], each.replay) for replica, each in service._publishers.items()]
+        return len(links) == ranks and all(
+            link.is_connected and (link.is_complete or not replay) for link, replay in links
+        )
 
     def exact_share(self) -> tuple[int, int]:
         """(exact predictions, predictions compared), over all replicas."""

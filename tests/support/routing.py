@@ -14,6 +14,9 @@ from indexer.events import EMPTY, BlockStored
 from indexer.index import ReplicaId
 
 RECIPE = Recipe(block_size=4)
+RANDOM = msgspec.structs.replace(RECIPE, root=b"r" * 32)
+"""The recipe of an engine that has drawn its root and tells nobody."""
+
 MODEL = "m"
 
 
@@ -45,6 +48,26 @@ def stored(
         block_size=recipe.block_size,
         medium="GPU",
     )
+
+
+def told(
+    tokens: Sequence[int], recipe: Recipe = RECIPE, *, salt: str | None = None, lora: Lora | None = None
+) -> BlockStored:
+    """As ``stored``, with the tokens and the extras that engines tell, by which keys are proven and learned."""
+    event = stored(tokens, salt=salt, lora=lora, recipe=recipe)
+    count = len(event.block_hashes)
+    adapter = [lora.name] if lora else []
+    extras = [[*adapter, *([salt] if salt and not at else [])] or None for at in range(count)]
+    return msgspec.structs.replace(
+        event,
+        token_ids=_raw(list(tokens)[: count * recipe.block_size]),
+        extra_keys=_raw(extras),
+        lora_name=lora.name if lora else None,
+    )
+
+
+def _raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(value))
 
 
 def candidate(name: str, *, prompt: int = 100, cached: int = 0, queued: int = 0, flight: int = 0) -> Candidate:

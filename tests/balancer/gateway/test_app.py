@@ -35,6 +35,15 @@ def test_the_engines_administration_cannot_be_reached(method: str) -> None:
     run(check())
 
 
+def test_a_request_without_a_path_is_named_by_its_method() -> None:
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            answer = await front.exchange(b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\nConnection: close\r\n\r\n")
+            assert json.loads(split(answer)[2])["error"]["message"].startswith("there is no CONNECT here; ")
+
+    run(check())
+
+
 @pytest.mark.parametrize(("method", "path", "allowed"), [
     ("GET", "/v1/completions", "POST"), ("PUT", "/v1/chat/completions", "POST"), ("POST", "/v1/models", "GET, HEAD"),
     ("DELETE", "/health", "GET, HEAD"), ("OPTIONS", "/v1/completions", "POST"),

@@ -2,6 +2,8 @@
 
 import contextlib
 import gzip
+import random
+import time
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.errors import BadRequest, BodyTooLarge
-from balancer.gateway.body import unpack
+from balancer.gateway.body import MAX_MEMBERS, unpack
 
 
 def deflate_raw(body: bytes) -> bytes:
@@ -34,6 +36,23 @@ def test_what_was_packed_comes_out(name: str, body: bytes) -> None:
 
 def test_several_members_are_one_body() -> None:
     assert unpack(gzip.compress(b"one") + gzip.compress(b"two"), 6) == b"onetwo"
+
+
+def test_members_longer_than_a_slice_are_joined() -> None:
+    bodies = [random.Random(seed).randbytes(300_000) for seed in range(4)]
+    assert unpack(b"".join(map(gzip.compress, bodies)), 1_200_000) == b"".join(bodies)
+    with pytest.raises(BodyTooLarge):
+        unpack(b"".join(map(gzip.compress, bodies)), 1_199_999)
+
+
+def test_endless_members_are_refused_at_once() -> None:
+    """Each that was looked at used to cost a copy of all that came after it."""
+    one = gzip.compress(b"x")
+    assert unpack(one * MAX_MEMBERS, 1000) == b"x" * MAX_MEMBERS
+    began = time.perf_counter()
+    with pytest.raises(BadRequest, match="more than 64 members"):
+        unpack(gzip.compress(b"") * 100_000, 1000)
+    assert time.perf_counter() - began < 1.0
 
 
 @pytest.mark.parametrize("name", PACKERS)

@@ -1,0 +1,75 @@
+"""``balancer/knowledge.py``: what is said of a cache is the worst that is true of it, and why."""
+
+import msgspec
+import pytest
+
+from balancer.knowledge import Knowledge, Link, judge
+from hashing.recipes import Recipe
+from indexer.events import EMPTY, NIL, BlockStored, KVEvent
+from indexer.recognition import Recognition
+from tests.support.routing import RANDOM, RECIPE, replica, told
+
+WELL = Link(is_connected=True, is_complete=True)
+TOKENS = list(range(8))
+OLD = Recipe.for_version("0.14.0", block_size=4, seed="7")
+
+
+def seen(declared: Recipe | None, *events: KVEvent) -> Recognition:
+    recognition = Recognition(declared)
+    recognition.read(events)
+    return recognition
+
+
+SILENT = msgspec.structs.replace(told(TOKENS, RANDOM), extra_keys=NIL)  # as before vLLM 0.18
+ORPHAN = BlockStored([5, 6], 4, EMPTY, 4)
+
+STATES = {
+    "silent": (Recognition(None), {"has_events": False}, Link(), 3, Knowledge.BLIND, "no KV event source"),
+    "unreachable": (Recognition(None), {}, Link(is_complete=True), 3, Knowledge.BLIND, "cannot be reached"),
+    "lost": (Recognition(None), {}, Link(is_connected=True), 3, Knowledge.PARTIAL, "3 batches of events are lost"),
+    "late": (Recognition(None), {}, Link(is_connected=True), 0, Knowledge.PARTIAL, "events are missing"),
+    "unknown": (Recognition(None), {}, WELL, 0, Knowledge.PARTIAL, "how it hashes is not known, and no event"),
+    "of random root": (
+        Recognition(Recipe.for_version("0.22.0")), {}, WELL, 0, Knowledge.PARTIAL, "how it hashes is not known",
+    ),
+    "with orphans": (
+        seen(RECIPE, told(TOKENS, RANDOM), ORPHAN), {}, WELL, 0, Knowledge.PARTIAL, "2 blocks could not be placed; its hashes",
+    ),
+    "learned": (seen(RECIPE, told(TOKENS, RANDOM)), {}, WELL, 0, Knowledge.LEARNED, "its hashes agree with no recipe"),
+    "contradicted": (
+        seen(OLD, SILENT), {}, WELL, 0, Knowledge.PARTIAL, "an event disagrees with its recipe",
+    ),
+    "believed": (Recognition(RECIPE), {}, WELL, 0, Knowledge.EXACT, "no event has proven it yet"),
+    "proven": (seen(RECIPE, told(TOKENS)), {}, WELL, 0, Knowledge.EXACT, "its recipe is proven by its own events"),
+    "found": (
+        seen(RECIPE, told(TOKENS, msgspec.structs.replace(RECIPE, seed="0"))), {}, WELL, 0, Knowledge.EXACT,
+        "its first event says that seed is '0', not None",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_each_state_has_its_reason(name: str) -> None:
+    recognition, changes, link, lost, state, reason = STATES[name]
+    view = judge(replica("a", **changes), recognition, link, lost)
+    assert view.state is state
+    assert view.reason.startswith(reason) or reason in view.reason
+
+
+@pytest.mark.parametrize("name", ["of random root", "with orphans", "learned", "contradicted", "believed", "proven"])
+def test_the_worst_is_said_first(name: str) -> None:
+    """Each fault hides all that are milder, whatever the keys say."""
+    recognition = STATES[name][0]
+    faults = [
+        ({"has_events": False}, Link(), 3, "no KV event source"),
+        ({}, Link(), 3, "cannot be reached"),
+        ({}, Link(is_connected=True), 3, "3 batches"),
+        ({}, Link(is_connected=True), 0, "events are missing"),
+    ]
+    for changes, link, lost, reason in faults:
+        assert reason in judge(replica("a", **changes), recognition, link, lost).reason
+
+
+def test_orphans_are_told_only_of_learned_keys() -> None:
+    """A proven hash is its own place: blocks without a known parent are kept."""
+    assert judge(replica("a"), seen(RECIPE, ORPHAN, told(TOKENS)), WELL, 0).state is Knowledge.EXACT
