@@ -30,6 +30,7 @@ from balancer.metrics import Metrics
 from balancer.openai import Inbound
 from balancer.service import RouterService
 from balancer.sse import BodyWatch, StreamWatch
+from balancer.strip import without_report_mode
 from balancer.tokens import Prompts
 from balancer.upstream import payload
 from indexer.index import ReplicaId
@@ -55,6 +56,7 @@ class Proxy:
         try:
             body = await read(request, self._settings.server.max_body_bytes)
             inbound = openai.read(path, request.headers.get("Content-Type", ""), body)
+            body = without_report_mode(body)
             name = inbound.model if inbound.model is not None else self._service.default_model()
             wanted = await self._request(request, path, inbound, name, body)
             response = await self._forward(request, path, wanted, body, started)

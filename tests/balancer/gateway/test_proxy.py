@@ -603,3 +603,14 @@ def test_a_refused_request_does_not_poison_the_next_on_its_connection() -> None:
             assert answers.endswith(OK)
 
     run(check())
+
+
+def test_no_client_can_spoil_the_index_by_report_mode() -> None:
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            body = b'{"model":"m", "prompt":[1,2], "vllm_xargs":{"kv_cache_report_mode":"full","kept":1}}'
+            await front.exchange(post(COMPLETIONS, body))
+            (received,) = replica.received
+            assert json.loads(received.body) == {"model": "m", "prompt": [1, 2], "vllm_xargs": {"kept": 1}}
+
+    run(check())
