@@ -1,8 +1,8 @@
 """What a client may not ask of an engine, taken out of its body.
 
 Knows one thing so far: vLLM's report mode (>= 0.26), which makes an engine announce blocks that it merely reused. Announced
-like new ones, they would be counted as further copies for ever, and every prediction for that replica would be too high. All other
-bytes stay what they were; a body without it is returned as it came.
+like new ones, they would be counted as further copies for ever, and every prediction for that replica would be too high. All
+other bytes stay what they were; a body without it is returned as it came.
 """
 
 from typing import Final

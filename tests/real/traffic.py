@@ -140,6 +140,7 @@ class Clients:
             lambda: self._completion("ids, next turn", self._next_turn()),
             lambda: self._completion("ids, streamed", self._prompt(), **self._stream()),
             lambda: self._completion("ids, salted", self._prompt(), cache_salt=self._draw.choice("ab")),
+            lambda: self._completion("ids, report mode", self._prompt(), vllm_xargs={"kv_cache_report_mode": "full"}),
             lambda: self._completion("short", self._tokens(self._draw.randint(1, BLOCK))),
             self._again,
             self._again,
