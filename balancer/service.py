@@ -138,6 +138,11 @@ class RouterService:
             raise BadRequest(f"model: missing; it must be one of: {', '.join(base)}", param="model")
         return base[0]
 
+    def max_model_len(self, model: str) -> int | None:
+        """The longest sequence that any replica of the model takes, in tokens; None where one does not say."""
+        lengths = [live.replica.max_model_len for live in self.router.fleet.serving(model)]
+        return None if None in lengths else max((each for each in lengths if each is not None), default=None)
+
     def models(self) -> list[dict[str, object]]:
         """``/v1/models`` of the whole fleet."""
         return merge_listings(watcher.facts.listing for watcher in self.watchers.values() if watcher.is_known)

@@ -71,8 +71,9 @@ class Proxy:
         prompts = inbound.token_ids
         if inbound.has_text:
             prompts = await self._tokenise(headers.for_questions(request.headers), path, inbound, model, body)
-            if len(prompts) > openai.MAX_PROMPTS:
-                prompts = ()
+        longest = self._service.max_model_len(model)
+        if len(prompts) > openai.MAX_PROMPTS or (longest is not None and any(len(each) > longest for each in prompts)):
+            prompts = ()  # no engine takes it, so nobody need hash a million tokens to say where it would go
         return RouteRequest(
             model=model,
             hashes=self._service.hashes(prompts, inbound.salt),

@@ -614,3 +614,17 @@ def test_no_client_can_spoil_the_index_by_report_mode() -> None:
             assert json.loads(received.body) == {"model": "m", "prompt": [1, 2], "vllm_xargs": {"kept": 1}}
 
     run(check())
+
+
+def test_a_prompt_that_no_engine_takes_is_not_hashed() -> None:
+    """A million token ids cost half a second of hashing, and the engine refuses them anyway: its words are the answer."""
+
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            assert front.service.max_model_len("m") == 4096
+            answer = await front.exchange(post(COMPLETIONS, json.dumps({"model": "m", "prompt": [7] * 4097}).encode()))
+            assert split(answer)[2] == OK, "whatever the replica says"
+            assert front.service.memory.bytes_held == 0
+            assert await front.samples("kvlb_routed_prompt_tokens_total") == []
+
+    run(check())
