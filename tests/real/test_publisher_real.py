@@ -10,7 +10,7 @@ import pytest
 
 from indexer.index import CacheIndex, ReplicaId
 from indexer.sources.vllm import EventReader, Publisher, ReaderSettings
-from indexer.stream import Apply, Step
+from indexer.stream import Apply, Standing, Step
 from tests.real.environment import vllm_python
 
 A = ReplicaId("A")
@@ -65,21 +65,28 @@ class Index:
         self.index.add(A)
         self.applied: list[float] = []
         self.others: list[Step] = []
+        self.standing = Standing()
         self._delay = seconds_per_batch
         self._news = threading.Condition()
 
     def deliver(self, replica: ReplicaId, steps: list[Step]) -> None:
         with self._news:
             for step in steps:
-                if not isinstance(step, Apply):
-                    self.others.append(step)
-                    continue
-                for batch in step.batches:
-                    self.index.apply(replica, batch.events)
-                    self.applied.append(batch.timestamp)
-                    if self._delay:
-                        threading.Event().wait(self._delay)
+                match step:
+                    case Apply():
+                        self._apply(replica, step)
+                    case Standing():
+                        self.standing = step
+                    case _:
+                        self.others.append(step)
             self._news.notify_all()
+
+    def _apply(self, replica: ReplicaId, step: Apply) -> None:
+        for batch in step.batches:
+            self.index.apply(replica, batch.events)
+            self.applied.append(batch.timestamp)
+            if self._delay:
+                threading.Event().wait(self._delay)
 
     def wait_for(self, count: int) -> None:
         with self._news:
@@ -105,6 +112,7 @@ def test_a_late_subscriber_gets_all_of_a_full_buffer_in_order(
         reader.close()
     assert consumer.applied == [float(sequence) for sequence in range(BUFFERED + 100)]
     assert not consumer.others
+    assert consumer.standing == Standing(is_connected=True, is_complete=True)
     assert (status.is_complete, status.incarnation) == (True, 0)
     assert consumer.index.gpu.blocks(A) == (BUFFERED + 100) * BLOCKS_PER_BATCH
     print({"seconds_per_batch": seconds_per_batch, **status.counters})
