@@ -57,6 +57,8 @@ def judge(replica: Replica, recognition: Recognition, link: Link, lost_batches: 
         return View(Knowledge.PARTIAL, "events are missing, or it is not known yet whether any are")
     if recognition.recipe is None:
         return View(Knowledge.PARTIAL, "how it hashes is not known, and no event has shown it yet")
+    if recognition.is_hybrid:
+        return View(Knowledge.PARTIAL, "it has sliding-window or other caches, whose hits follow a rule not known here")
     if recognition.state is KeyState.LEARNED:
         if recognition.unplaced:
             return View(Knowledge.PARTIAL, f"{recognition.unplaced} blocks could not be placed; {recognition.reason}")

@@ -40,6 +40,9 @@ OWN: Final = Recipe(
 An adapter is its name, for no event tells its path; a salt has its tag, so that it is never taken for an adapter.
 """
 
+FULL_ATTENTION: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
+"""Values of ``kv_cache_spec_kind`` (vLLM 0.22 - 0.32) whose blocks are hit from block 0 on; older engines say nothing."""
+
 USUAL_SEEDS: Final = (None, "0", "42")
 """Values of PYTHONHASHSEED that are tried when the declared one does not agree: unset, and those of most guides."""
 
@@ -112,6 +115,8 @@ class Recognition:
         self.state, self.reason = KeyState.UNPROVEN, ""
         self.recipe = _usable(self.declared)
         self._names: dict[_Place, _Names] = {}
+        self.is_hybrid = False
+        """Whether it has caches besides one of full attention, whose hits follow a rule of their own."""
         self._void = 0  # blocks read before it was known that they had to be translated
 
     @property
@@ -123,6 +128,8 @@ class Recognition:
         """The events with the keys that the index uses, and whether all that was read before is void."""
         if self.state is KeyState.PROVEN:
             return events, False
+        # Looked for only until the recipe is proven: vLLM announces all groups of a step in one batch.
+        self.is_hybrid = self.is_hybrid or any(map(_is_of_another_group, events))
         is_first = self.state is KeyState.UNPROVEN
         if is_first:
             self._look_for_proof(events)
@@ -248,6 +255,13 @@ def _usable(declared: Recipe | None) -> Recipe | None:
         return declared if declared is not None and declared.none_hash() else None
     except RecipeError:
         return None
+
+
+def _is_of_another_group(event: KVEvent) -> bool:
+    """Whether the event is about anything but the one full-attention cache that most models have."""
+    if not isinstance(event, BlockStored) or (event.medium or GPU).upper() != GPU:
+        return False
+    return bool(event.group_idx) or event.kv_cache_spec_kind not in FULL_ATTENTION
 
 
 def _can_prove(event: BlockStored) -> bool:

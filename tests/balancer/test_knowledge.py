@@ -35,6 +35,14 @@ STATES = {
     "with orphans": (
         seen(RECIPE, told(TOKENS, RANDOM), ORPHAN), {}, WELL, 0, Knowledge.PARTIAL, "2 blocks could not be placed; its hashes",
     ),
+    "hybrid": (
+        seen(RECIPE, told(TOKENS), msgspec.structs.replace(told(TOKENS), group_idx=1, kv_cache_spec_kind="sliding_window")),
+        {}, WELL, 0, Knowledge.PARTIAL, "sliding-window or other caches",
+    ),
+    "sliding window only": (
+        seen(RECIPE, msgspec.structs.replace(told(TOKENS), kv_cache_spec_kind="sliding_window")),
+        {}, WELL, 0, Knowledge.PARTIAL, "sliding-window or other caches",
+    ),
     "learned": (seen(RECIPE, told(TOKENS, RANDOM)), {}, WELL, 0, Knowledge.LEARNED, "its hashes agree with no recipe"),
     "contradicted": (
         seen(OLD, SILENT), {}, WELL, 0, Knowledge.PARTIAL, "an event disagrees with its recipe",
