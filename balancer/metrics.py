@@ -137,7 +137,10 @@ class _RouterCollector(Collector):
         unknown = CounterMetricFamily(
             "kvlb_index_unknown_removals", "Removals of blocks that were never stored, by tier.", labels=["tier"]
         )
-        dropped = CounterMetricFamily("kvlb_index_dropped_events", "Batches of replicas that had been removed.")
+        dropped = CounterMetricFamily(
+            "kvlb_index_dropped_events",
+            "Batches of replicas that had been removed, and events of tiers beyond the 32nd.",
+        )
         index = self._service.router.index
         for tier, table in index.tiers.items():
             for replica in index.replicas:

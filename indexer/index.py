@@ -30,6 +30,10 @@ MAX_SHARED_SETS: Final = 16_384
 """Bit sets kept to be shared by the keys that have the same holders; beyond that the keeping starts over."""
 
 
+MAX_TIERS: Final = 32
+"""More than all media, owners and localities of a fleet; each is a table and a row in the metrics."""
+
+
 class Keys(Protocol):
     """A prompt's block keys, computed as far as they are asked for (``hashing.chain.Chain``)."""
 
@@ -307,19 +311,27 @@ class CacheIndex:
         for event in events:
             match event:
                 case BlockStored():
-                    self._tier(event).store(replica, event.group_idx or 0, event.block_hashes)
+                    if (tier := self._tier(event)) is not None:
+                        tier.store(replica, event.group_idx or 0, event.block_hashes)
                 case BlockRemoved():
-                    self._tier(event).remove(replica, event.group_idx or 0, event.block_hashes)
+                    if (tier := self._tier(event)) is not None:
+                        tier.remove(replica, event.group_idx or 0, event.block_hashes)
                 case AllBlocksCleared():
                     # Names no medium; other tiers announce their own losses (vLLM 0.32: or nothing at all).
                     self.gpu.clear(replica)
 
-    def _tier(self, event: BlockStored | BlockRemoved) -> TierIndex:
+    def _tier(self, event: BlockStored | BlockRemoved) -> TierIndex | None:
+        """The event's tier; None for one too many: their names are whatever a publisher says."""
         fields = (event.medium, event.ownership, event.locality)
         tier = self._by_fields.get(fields)
         if tier is None:
             name = Tier((event.medium or GPU).upper(), event.ownership or "", event.locality or "")
-            tier = self._by_fields[fields] = self.tiers.setdefault(name, TierIndex())
+            if name not in self.tiers and len(self.tiers) >= MAX_TIERS:
+                self.events_dropped += 1
+                return None
+            tier = self.tiers.setdefault(name, TierIndex())
+            if len(self._by_fields) < 4 * MAX_TIERS:
+                self._by_fields[fields] = tier
         return tier
 
     @property

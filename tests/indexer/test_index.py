@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from indexer import index as index_module
 from indexer.events import EMPTY, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from indexer.index import CacheIndex, ReplicaId, Tier, TierIndex
+from indexer.index import MAX_TIERS, CacheIndex, ReplicaId, Tier, TierIndex
 from tests.indexer.samples import removed, stored
 
 A, B, C = (ReplicaId(name) for name in "ABC")
@@ -535,3 +535,13 @@ class IndexMachine(RuleBasedStateMachine):
 @pytest.mark.usefixtures("small_sweeps")
 def test_the_index_agrees_with_the_recipe_through_everything() -> None:
     run_state_machine_as_test(IndexMachine, settings=settings(max_examples=120, stateful_step_count=40, deadline=None))
+
+
+def test_what_publishers_call_their_tiers_does_not_grow_without_bound() -> None:
+    index = CacheIndex()
+    index.add(A)
+    for at in range(1000):
+        index.apply(A, [BlockStored([at], None, EMPTY, 16, medium=f"tier {at}"), BlockStored([at], None, EMPTY, 16)])
+    assert len(index.tiers) == MAX_TIERS
+    assert index.events_dropped == 1000 - (MAX_TIERS - 1)
+    assert index.gpu.blocks(A) == 1000, "the tiers that there are go on"
