@@ -15,6 +15,7 @@ import msgspec
 
 from balancer.core import Replica
 from indexer.recognition import KeyState, Recognition
+from indexer.stream import Standing
 
 
 class Knowledge(StrEnum):
@@ -26,15 +27,8 @@ class Knowledge(StrEnum):
     BLIND = "blind"
 
 
-class Link(msgspec.Struct, frozen=True):
-    """What the event subscription says of itself."""
-
-    is_connected: bool = False
-    is_complete: bool = False
-
-
-FED = Link(is_connected=True, is_complete=True)
-"""The link of a replica without a subscription: whoever feeds the router its events feeds it all of them."""
+FED = Standing(is_connected=True, is_complete=True)
+"""The standing of a replica without a subscription: whoever feeds the router its events feeds it all of them."""
 
 
 class View(msgspec.Struct, frozen=True):
@@ -45,15 +39,15 @@ class View(msgspec.Struct, frozen=True):
     since: float = 0.0
 
 
-def judge(replica: Replica, recognition: Recognition, link: Link, lost_batches: int) -> View:
+def judge(replica: Replica, recognition: Recognition, standing: Standing, lost_batches: int) -> View:
     """What holds now; the first reason that applies, worst first."""
     if not replica.has_events:
         return View(Knowledge.BLIND, "no KV event source is known")
-    if not link.is_connected:
+    if not standing.is_connected:
         return View(Knowledge.BLIND, "its event publisher cannot be reached")
     if lost_batches:
         return View(Knowledge.PARTIAL, f"{lost_batches} batches of events are lost for good")
-    if not link.is_complete:
+    if not standing.is_complete:
         return View(Knowledge.PARTIAL, "events are missing, or it is not known yet whether any are")
     if recognition.recipe is None:
         return View(Knowledge.PARTIAL, "how it hashes is not known, and no event has shown it yet")

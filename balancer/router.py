@@ -15,7 +15,7 @@ from balancer.audit import Audit
 from balancer.core import Candidate, Decision, Outcome, Replica, RouteRequest, Truth
 from balancer.errors import NoReplica, UnknownModel
 from balancer.fleet import Fleet, LiveReplica, Status
-from balancer.knowledge import FED, Knowledge, Link, View, judge
+from balancer.knowledge import FED, Knowledge, View, judge
 from balancer.policies.base import Policy
 from hashing.extras import Lora
 from hashing.recipes import Recipe
@@ -43,7 +43,7 @@ class Router:
         """Batches of events that are lost for good, per replica, in its present incarnation."""
         self.recognitions: dict[ReplicaId, Recognition] = {}
         """How the keys of each replica are read."""
-        self._links: dict[ReplicaId, Link] = {}
+        self._standings: dict[ReplicaId, Standing] = {}
         self._views: dict[ReplicaId, View] = {}
         self._open: dict[int, Decision] = {}
         self._settling: dict[int, float] = {}  # lease -> when its expectations end; in order of time
@@ -68,7 +68,7 @@ class Router:
         self._forget(replica)
         self.index.remove(replica)
         self.fleet.remove(replica)
-        for known in (self.recognitions, self._links, self._views):
+        for known in (self.recognitions, self._standings, self._views):
             known.pop(replica, None)
 
     def set_status(self, replica: ReplicaId, status: Status) -> None:
@@ -86,7 +86,7 @@ class Router:
                 case Lost() if replica in self.index.replicas:
                     self.holes[replica] = self.holes.get(replica, 0) + step.last - step.first + 1
                 case Standing():
-                    self._links[replica] = Link(step.is_connected, step.is_complete)
+                    self._standings[replica] = step
                 case Replay():
                     raise AssertionError(f"{step} is for the source to obey")
 
@@ -105,14 +105,12 @@ class Router:
         """How much is known of the replica's cache, why, and since when."""
         live = self.fleet.get(replica)
         assert live is not None, f"{replica} is not in the fleet"
-        link = self._links.get(replica, FED)
-        view = judge(live.replica, self.recognitions[replica], link, self.holes.get(replica, 0))
+        standing = self._standings.get(replica, FED)
+        view = judge(live.replica, self.recognitions[replica], standing, self.holes.get(replica, 0))
         known = self._views.get(replica)
-        if known is None or known.state is not view.state:
-            self._views[replica] = msgspec.structs.replace(view, since=now)
-        else:
-            self._views[replica] = msgspec.structs.replace(view, since=known.since)
-        return self._views[replica]
+        since = known.since if known is not None and known.state is view.state else now
+        view = self._views[replica] = msgspec.structs.replace(view, since=since)
+        return view
 
     # The two calls of a request
 

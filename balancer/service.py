@@ -230,7 +230,7 @@ class RouterService:
             step, rest = _first_piece(steps)
             if rest:
                 self._queue.appendleft((replica, rest))
-            self._report(replica, [step])
+            self._report(replica, step)
             self.router.observe(replica, [step])
             if time.monotonic() > until:
                 self._loop.call_soon(self._drain_queue)
@@ -240,16 +240,15 @@ class RouterService:
             self._is_draining_queue = True
             self._loop.call_soon(self._drain_queue)
 
-    def _report(self, replica: ReplicaId, steps: list[Step]) -> None:
-        for step in steps:
-            match step:
-                case Forget():
-                    log.info("%s: its index begins anew: %s", replica, step.reason)
-                    live = self.router.fleet.get(replica)
-                    if live is not None:  # a restart, perhaps of another version, faster than the probes
-                        self.broke_off(live.replica.endpoint)
-                case Lost():
-                    log.warning("%s: batches %d to %d of its events are lost", replica, step.first, step.last)
+    def _report(self, replica: ReplicaId, step: Step) -> None:
+        match step:
+            case Forget():
+                log.info("%s: its index begins anew: %s", replica, step.reason)
+                live = self.router.fleet.get(replica)
+                if live is not None:  # a restart, perhaps of another version, faster than the probes
+                    self.broke_off(live.replica.endpoint)
+            case Lost():
+                log.warning("%s: batches %d to %d of its events are lost", replica, step.first, step.last)
 
     async def _tick(self) -> None:
         while True:

@@ -137,7 +137,7 @@ async def _fleet(policy: str, port: int, show: "Display") -> AsyncIterator[str]:
     processes: list[_Process] = []
     try:
         show.line(f"starting {ENGINES} engines and a gateway with policy {policy} ...")
-        ports = _free_ports(3 * ENGINES + 1)
+        ports = free_ports(3 * ENGINES + 1)
         urls = []
         for at in range(ENGINES):
             http, events, replay = ports[3 * at : 3 * at + 3]
@@ -216,7 +216,8 @@ async def _end(processes: list[_Process]) -> None:
         each.said.close()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """TCP ports of this machine that nobody listens on; all different."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

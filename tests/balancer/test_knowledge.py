@@ -3,13 +3,14 @@
 import msgspec
 import pytest
 
-from balancer.knowledge import Knowledge, Link, judge
+from balancer.knowledge import Knowledge, judge
 from hashing.recipes import Recipe
 from indexer.events import EMPTY, NIL, BlockStored, KVEvent
 from indexer.recognition import Recognition
+from indexer.stream import Standing
 from tests.support.routing import RANDOM, RECIPE, replica, told
 
-WELL = Link(is_connected=True, is_complete=True)
+WELL = Standing(is_connected=True, is_complete=True)
 TOKENS = list(range(8))
 OLD = Recipe.for_version("0.14.0", block_size=4, seed="7")
 
@@ -24,10 +25,10 @@ SILENT = msgspec.structs.replace(told(TOKENS, RANDOM), extra_keys=NIL)  # as bef
 ORPHAN = BlockStored([5, 6], 4, EMPTY, 4)
 
 STATES = {
-    "silent": (Recognition(None), {"has_events": False}, Link(), 3, Knowledge.BLIND, "no KV event source"),
-    "unreachable": (Recognition(None), {}, Link(is_complete=True), 3, Knowledge.BLIND, "cannot be reached"),
-    "lost": (Recognition(None), {}, Link(is_connected=True), 3, Knowledge.PARTIAL, "3 batches of events are lost"),
-    "late": (Recognition(None), {}, Link(is_connected=True), 0, Knowledge.PARTIAL, "events are missing"),
+    "silent": (Recognition(None), {"has_events": False}, Standing(), 3, Knowledge.BLIND, "no KV event source"),
+    "unreachable": (Recognition(None), {}, Standing(is_complete=True), 3, Knowledge.BLIND, "cannot be reached"),
+    "lost": (Recognition(None), {}, Standing(is_connected=True), 3, Knowledge.PARTIAL, "3 batches of events are lost"),
+    "late": (Recognition(None), {}, Standing(is_connected=True), 0, Knowledge.PARTIAL, "events are missing"),
     "unknown": (Recognition(None), {}, WELL, 0, Knowledge.PARTIAL, "how it hashes is not known, and no event"),
     "of random root": (
         Recognition(Recipe.for_version("0.22.0")), {}, WELL, 0, Knowledge.PARTIAL, "how it hashes is not known",
@@ -69,10 +70,10 @@ def test_the_worst_is_said_first(name: str) -> None:
     """Each fault hides all that are milder, whatever the keys say."""
     recognition = STATES[name][0]
     faults = [
-        ({"has_events": False}, Link(), 3, "no KV event source"),
-        ({}, Link(), 3, "cannot be reached"),
-        ({}, Link(is_connected=True), 3, "3 batches"),
-        ({}, Link(is_connected=True), 0, "events are missing"),
+        ({"has_events": False}, Standing(), 3, "no KV event source"),
+        ({}, Standing(), 3, "cannot be reached"),
+        ({}, Standing(is_connected=True), 3, "3 batches"),
+        ({}, Standing(is_connected=True), 0, "events are missing"),
     ]
     for changes, link, lost, reason in faults:
         assert reason in judge(replica("a", **changes), recognition, link, lost).reason

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from simulations.demo import free_ports
+
 ROOT = Path(__file__).parents[2]
 SECONDS = 30.0
 
@@ -44,14 +46,6 @@ def stopped(process: "subprocess.Popen[str]", number: int = signal.SIGTERM) -> t
     process.send_signal(number)
     _, told = process.communicate(timeout=SECONDS)
     return process.returncode, told
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def ask(url: str, body: dict[str, Any] | None = None) -> tuple[Any, dict[str, str]]:

@@ -1,6 +1,5 @@
 """The reader against vLLM's own publisher class: a full buffer, fetched late and through a replay that may lose frames."""
 
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ import pytest
 from indexer.index import CacheIndex, ReplicaId
 from indexer.sources.vllm import EventReader, Publisher, ReaderSettings
 from indexer.stream import Apply, Standing, Step
+from simulations.demo import free_ports
 from tests.real.environment import vllm_python
 
 A = ReplicaId("A")
@@ -21,16 +21,9 @@ DEADLINE = 120.0
 pytestmark = pytest.mark.real
 
 
-def free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], two.getsockname()[1]
-
-
 class RealPublisher:
     def __init__(self) -> None:
-        self.events, self.replay = free_ports()
+        self.events, self.replay = free_ports(2)
         self.process = subprocess.Popen(
             [vllm_python(), Path(__file__).with_name("publish_events.py"), str(self.events), str(self.replay)],
             stdin=subprocess.PIPE,

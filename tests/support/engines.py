@@ -69,7 +69,7 @@ class Fleet:
         """Whether the events of every rank are subscribed to, and nothing that can be asked for is missing."""
         service = self.front.service
         ranks = sum(engine.config.data_parallel_size for engine in self.engines)
-        links = [(service.router._links[replica], each.replay) for replica, each in service._publishers.items()]
+        links = [(service.router._standings[replica], each.replay) for replica, each in service._publishers.items()]
         return len(links) == ranks and all(
             link.is_connected and (link.is_complete or not replay) for link, replay in links
         )
