@@ -9,7 +9,6 @@ import logging
 import random
 import secrets
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,6 +17,7 @@ import aiohttp
 from balancer.core import Decision, Outcome, RouteRequest, Truth
 from balancer.errors import BadRequest, NoReplica, UnknownModel
 from balancer.facts import Described, EventSource, merge_listings
+from balancer.feed import EventFeed
 from balancer.fleet import Status
 from balancer.hashes import PromptHashes
 from balancer.health import Watcher
@@ -29,16 +29,10 @@ from balancer.tokens import Tokenizer
 from balancer.upstream import open_session
 from hashing.memory import ChainMemory
 from indexer.index import ReplicaId
-from indexer.sources.vllm import EventReader, Publisher, PublisherStatus
-from indexer.stream import Apply, Forget, Lost, Standing, Step
+from indexer.sources.vllm import Publisher, PublisherStatus
+from indexer.stream import Forget, Lost, Standing, Step
 
 log = logging.getLogger(__name__)
-
-SLICE_SECONDS: Final = 0.005
-"""Longest that applying events keeps a request waiting; the rest of a flood follows in the next turns of the loop."""
-
-BATCHES_AT_ONCE: Final = 32
-"""Batches applied between two looks at the clock: a replay comes as thousands of them in one piece."""
 
 TICK_SECONDS: Final = 0.1
 TOLD_AFTER: Final = 3.0
@@ -55,20 +49,16 @@ class RouterService:
         self.session: aiohttp.ClientSession
         self.tokenizer: Tokenizer
         self.watchers: dict[str, Watcher] = {}
-        self._reader: EventReader
-        self._loop: asyncio.AbstractEventLoop
-        self._queue: deque[tuple[ReplicaId, list[Step]]] = deque()
-        self._is_draining_queue = False
+        self.feed: EventFeed
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._publishers: dict[ReplicaId, Publisher] = {}
         self._told: dict[ReplicaId, Knowledge] = {}
 
     async def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self.session = open_session(self.settings.upstream)
         self.tokenizer = Tokenizer(self.session, self.settings.tokenizer)
-        self._reader = EventReader(self._deliver)
+        self.feed = EventFeed(self._take)
         self._tasks.append(asyncio.create_task(self._tick()))
         for replica in self.settings.replicas:
             self._watch(replica)
@@ -77,7 +67,7 @@ class RouterService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.to_thread(self._reader.close)
+        await self.feed.close()
         await self.session.close()
 
     # The calls of a request
@@ -155,7 +145,7 @@ class RouterService:
 
     def publishers(self) -> dict[ReplicaId, PublisherStatus]:
         """The state of every event subscription."""
-        return self._reader.status()
+        return self.feed.reader.status()
 
     def unreachable(self, endpoint: str) -> None:
         """A request found nobody at this endpoint: it is lost until a probe says otherwise."""
@@ -187,7 +177,7 @@ class RouterService:
             if live.replica.endpoint == endpoint and live.replica.id not in wanted:
                 self._publishers.pop(live.replica.id, None)
                 self._told.pop(live.replica.id, None)
-                self._reader.remove(live.replica.id)
+                self.feed.reader.remove(live.replica.id)
                 self.router.remove(live.replica.id)
         for each in described:
             is_new = self.router.fleet.get(each.replica.id) is None
@@ -203,11 +193,11 @@ class RouterService:
         known = self._publishers.pop(replica, None)
         wanted = None if source is None else Publisher(replica, source.events, source.replay, source.topic)
         if known is not None and known != wanted:
-            self._reader.remove(replica)  # which ends with a Forget, behind all that is queued
+            self.feed.reader.remove(replica)  # which ends with a Forget, behind all that is queued
         if wanted is not None:
             self._publishers[replica] = wanted
             if known != wanted:
-                self._reader.add(wanted)
+                self.feed.reader.add(wanted)
 
     def _status(self, endpoint: str, status: Status) -> None:
         for live in list(self.router.fleet):
@@ -216,29 +206,10 @@ class RouterService:
                 self.router.set_status(live.replica.id, status)
         self._changed.set()
 
-    def _deliver(self, replica: ReplicaId, steps: list[Step]) -> None:
-        """Called in the reader's thread: queue, and wake the loop if it is not about to look anyway."""
-        self._queue.append((replica, steps))
-        if not self._is_draining_queue:
-            self._is_draining_queue = True
-            self._loop.call_soon_threadsafe(self._drain_queue)
-
-    def _drain_queue(self) -> None:
-        until = time.monotonic() + SLICE_SECONDS
-        while self._queue:
-            replica, steps = self._queue.popleft()
-            step, rest = _first_piece(steps)
-            if rest:
-                self._queue.appendleft((replica, rest))
-            self._report(replica, step)
-            self.router.observe(replica, [step])
-            if time.monotonic() > until:
-                self._loop.call_soon(self._drain_queue)
-                return
-        self._is_draining_queue = False
-        if self._queue:  # the reader appended between the last look and the line above
-            self._is_draining_queue = True
-            self._loop.call_soon(self._drain_queue)
+    def _take(self, replica: ReplicaId, step: Step) -> None:
+        """One step of the replica's event stream."""
+        self._report(replica, step)
+        self.router.observe(replica, [step])
 
     def _report(self, replica: ReplicaId, step: Step) -> None:
         match step:
@@ -267,12 +238,3 @@ class RouterService:
                 self._told[replica] = view.state
                 level = logging.INFO if view.state is Knowledge.EXACT else logging.WARNING
                 log.log(level, "%s: its cache is known as %s: %s", replica, view.state, view.reason)
-
-
-def _first_piece(steps: list[Step]) -> tuple[Step, list[Step]]:
-    """The first step, and the rest; of a long run of batches, the first few and the rest of them."""
-    first = steps[0]
-    if isinstance(first, Apply) and len(first.batches) > BATCHES_AT_ONCE:
-        rest = Apply(first.batches[BATCHES_AT_ONCE:])
-        return Apply(first.batches[:BATCHES_AT_ONCE]), [rest, *steps[1:]]
-    return first, steps[1:]

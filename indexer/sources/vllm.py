@@ -294,8 +294,8 @@ def _receive_all(sock: _Socket, at_most: int | None = READ_AT_ONCE) -> list[list
 class EventReader:
     """Reads all publishers in one thread and hands over, per replica, what to apply, forget or count as lost.
 
-    ``deliver(replica, steps)`` is called in the reader's thread and must not block. ``add``, ``remove`` and ``close`` may be
-    called from any thread.
+    ``deliver(replica, steps)`` is called in the reader's thread and must not block. ``add``, ``remove``, ``restart`` and
+    ``close`` may be called from any thread.
     """
 
     def __init__(
@@ -327,6 +327,10 @@ class EventReader:
     def remove(self, replica: ReplicaId) -> None:
         """Unsubscribe; steps that are already handed over may still be on their way."""
         self._command(lambda: self._remove(replica))
+
+    def restart(self, replica: ReplicaId) -> None:
+        """Subscribe anew, after a pause: what was handed over could not be used."""
+        self._command(lambda: self._restart(replica))
 
     def status(self) -> dict[ReplicaId, PublisherStatus]:
         """A view of every subscription."""
@@ -372,6 +376,12 @@ class EventReader:
                 # Behind every step of it that is still queued: none of them may reach what comes next under this name.
                 with contextlib.suppress(Exception):  # a failing deliver was logged where it mattered
                     self._deliver(replica, [Forget("its subscription has ended"), Standing()])
+
+    def _restart(self, replica: ReplicaId) -> None:
+        subscription = self._subscriptions.get(replica)
+        if subscription is not None:
+            self._remove(replica)
+            self._failed[replica] = time.monotonic() + RESTART_DELAY, subscription.publisher
 
     def _run(self) -> None:
         try:
@@ -423,8 +433,7 @@ class EventReader:
             action(subscription)
         except Exception:
             log.exception("%s: the subscription failed and begins anew", publisher.replica)
-            self._remove(publisher.replica)
-            self._failed[publisher.replica] = time.monotonic() + RESTART_DELAY, publisher
+            self._restart(publisher.replica)
 
     def _tick_one(self, subscription: _Subscription) -> None:
         self._hand_over(subscription, subscription.tick(time.monotonic()))
