@@ -14,40 +14,24 @@ parent was never seen cannot be placed and is dropped.
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from itertools import product
-from typing import Any, Final, TypeAlias, get_args
+from typing import Any, Final, get_args
 
 import msgspec
 
 from hashing.chain import hash_blocks
 from hashing.errors import RecipeError, UnhashableError
 from hashing.external import key_of
-from hashing.extras import Lora, from_event
+from hashing.extras import from_event
 from hashing.recipes import Algorithm, Recipe
-from hashing.serialize import BlockExtra
-from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from indexer.index import GPU, Tier
-
-OWN: Final = Recipe(
-    algorithm="xxhash",
-    seed="kvlb learned keys",
-    lora_form="name",
-    multimodal_form="offset",
-    salt_form="tagged",
-    embeds_form="plain",
-)
-"""For learned keys: the fastest algorithm, our own root, and of the extras what events of every release tell.
-
-An adapter is its name, for no event tells its path; a salt has its tag, so that it is never taken for an adapter.
-"""
+from indexer.events import AllBlocksCleared, BlockStored, KVEvent
+from indexer.index import GPU
+from indexer.learned import OWN, LearnedBlocks, dense_tokens
 
 FULL_ATTENTION: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 """Values of ``kv_cache_spec_kind`` (vLLM 0.22 - 0.32) whose blocks are hit from block 0 on; older engines say nothing."""
 
 USUAL_SEEDS: Final = (None, "0", "42")
 """Values of PYTHONHASHSEED that are tried when the declared one does not agree: unset, and those of most guides."""
-
-_Place: TypeAlias = tuple[Tier, int]
-"""A tier and a cache group. Groups of different block sizes use the same hash for different ranges of tokens."""
 
 
 class KeyState(StrEnum):
@@ -56,34 +40,6 @@ class KeyState(StrEnum):
     UNPROVEN = "unproven"
     PROVEN = "proven"
     LEARNED = "learned"
-
-
-class _Names:
-    """The blocks of one place, by the engine's names for them. Changes with ``add`` and ``take``."""
-
-    __slots__ = ("copies", "digests", "unplaced")
-
-    def __init__(self) -> None:
-        self.digests: dict[int, bytes] = {}
-        self.copies: dict[int, int] = {}  # copies beyond the first
-        self.unplaced = 0
-
-    def add(self, name: int, digest: bytes) -> None:
-        """One more copy."""
-        if name in self.digests:
-            self.copies[name] = self.copies.get(name, 0) + 1
-        self.digests[name] = digest
-
-    def take(self, name: int) -> bytes | None:
-        """One copy less; the digest stays known as long as a copy is left."""
-        others = self.copies.get(name, 0)
-        if not others:
-            return self.digests.pop(name, None)
-        if others > 1:
-            self.copies[name] = others - 1
-        else:
-            del self.copies[name]
-        return self.digests[name]
 
 
 class Recognition:
@@ -114,7 +70,7 @@ class Recognition:
         """Another incarnation: perhaps of another version, certainly with an empty cache."""
         self.state, self.reason = KeyState.UNPROVEN, ""
         self.recipe = _usable(self.declared)
-        self._names: dict[_Place, _Names] = {}
+        self.learned = LearnedBlocks()
         self.is_hybrid = False
         """Whether it has caches besides one of full attention, whose hits follow a rule of their own."""
         self._void = 0  # blocks read before it was known that they had to be translated
@@ -122,7 +78,7 @@ class Recognition:
     @property
     def unplaced(self) -> int:
         """Blocks that could not be translated: their parent was never seen, they came without tokens or too early."""
-        return self._void + sum(names.unplaced for names in self._names.values())
+        return self._void + self.learned.unplaced
 
     def read(self, events: Sequence[KVEvent]) -> tuple[Sequence[KVEvent], bool]:
         """The events with the keys that the index uses, and whether all that was read before is void."""
@@ -134,7 +90,9 @@ class Recognition:
         if is_first:
             self._look_for_proof(events)
         if self.state is KeyState.LEARNED:
-            return list(self._translate_all(events)), is_first
+            if AllBlocksCleared() in events:
+                self._void = 0
+            return list(self.learned.read(events)), is_first
         if self.state is KeyState.UNPROVEN:
             self._count_void(events)
         return events, False
@@ -187,67 +145,6 @@ class Recognition:
             elif isinstance(event, AllBlocksCleared):
                 self._void = 0
 
-    # Translation
-
-    def _translate_all(self, events: Sequence[KVEvent]) -> Iterator[KVEvent]:
-        for event in events:
-            match event:
-                case BlockStored():
-                    yield self._stored(event)
-                case BlockRemoved():
-                    yield self._removed(event)
-                case AllBlocksCleared():
-                    self._clear()
-                    yield event
-
-    def _stored(self, event: BlockStored) -> BlockStored:
-        names, digests = self._names_at(event), self._digests(event)
-        for name, digest in zip(event.block_hashes, digests, strict=False):
-            names.add(name, digest)
-        placed = min(len(digests), len(event.block_hashes))
-        names.unplaced += len(event.block_hashes) - placed
-        keys = [key_of(digest) for digest in digests[:placed]]
-        return msgspec.structs.replace(event, block_hashes=keys, parent_block_hash=None)
-
-    def _removed(self, event: BlockRemoved) -> BlockRemoved:
-        names = self._names_at(event)
-        taken = [names.take(name) for name in event.block_hashes]
-        return msgspec.structs.replace(event, block_hashes=[key_of(digest) for digest in taken if digest is not None])
-
-    def _clear(self) -> None:
-        """As in the index: of the GPU alone. What lies in other tiers can still be removed from there."""
-        self._names = {place: names for place, names in self._names.items() if place[0] != Tier()}
-        self._void = 0
-
-    def _digests(self, event: BlockStored) -> Sequence[bytes]:
-        """Ours of the event's blocks: known ones again, else hashed from their tokens; none where they have no place."""
-        group = event.group_idx or 0
-        # Events of offload tiers may come without tokens or extras, for blocks that GPU events have described.
-        known = [digest for name in event.block_hashes if (digest := self._known(group, name)) is not None]
-        if len(known) == len(event.block_hashes):
-            return known
-        try:
-            tokens = _dense_tokens(event)
-            recipe = msgspec.structs.replace(OWN, block_size=max(1, event.block_size))
-            first = event.parent_block_hash
-            parent = recipe.none_hash() if first is None else self._known(group, first)
-            if tokens is None or parent is None:
-                return []
-            return hash_blocks(recipe, parent, tokens, _extras(recipe, event))
-        except (UnhashableError, msgspec.MsgspecError):
-            return []
-
-    def _known(self, group: int, name: int) -> bytes | None:
-        """A hash names the same prefix in every tier."""
-        for (_, each), names in self._names.items():
-            if each == group and name in names.digests:
-                return names.digests[name]
-        return None
-
-    def _names_at(self, event: BlockStored | BlockRemoved) -> _Names:
-        tier = Tier((event.medium or GPU).upper(), event.ownership or "", event.locality or "")
-        return self._names.setdefault((tier, event.group_idx or 0), _Names())
-
 
 def _usable(declared: Recipe | None) -> Recipe | None:
     """The recipe, if prompts can be hashed with it."""
@@ -277,7 +174,7 @@ def _can_prove(event: BlockStored) -> bool:
         return False
     try:
         from_event(OWN, _first_extra(event), None)
-        return _dense_tokens(event) is not None
+        return dense_tokens(event) is not None
     except (UnhashableError, msgspec.MsgspecError):
         return False
 
@@ -296,33 +193,6 @@ def _agrees(candidate: Recipe, event: BlockStored) -> bool:
 def _first_extra(event: BlockStored) -> Sequence[Any] | None:
     published = event.extras()
     return published[0] if published else None
-
-
-def _dense_tokens(event: BlockStored) -> list[int] | None:
-    """The tokens if they are exactly those of the hashed blocks: sparse groups and placeholders send more or none.
-
-    Raises:
-        msgspec.MsgspecError: they are not a list of integers.
-    """
-    tokens = event.tokens()
-    is_dense = event.block_size > 0 and len(tokens) == len(event.block_hashes) * event.block_size
-    return tokens if is_dense else None
-
-
-def _extras(recipe: Recipe, event: BlockStored) -> Sequence[BlockExtra]:
-    """What we hash for each block.
-
-    Raises:
-        UnhashableError: an extra of unknown shape, or an adapter without a name.
-        msgspec.MsgspecError: the extras are not a list of lists.
-    """
-    lora = None if event.lora_name is None else Lora(event.lora_name)
-    published = event.extras()
-    if published is not None:
-        return [from_event(recipe, entry, lora) for entry in published]
-    if lora is None and event.lora_id is not None:  # vLLM 0.11: a number that no request and no listing names
-        raise UnhashableError(f"lora_id: {event.lora_id} has no name")
-    return [from_event(recipe, None if lora is None else [lora.name], lora)] * len(event.block_hashes)
 
 
 def _differences(declared: Recipe | None, found: Recipe) -> str:

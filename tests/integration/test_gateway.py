@@ -198,10 +198,7 @@ def _held(over: Fleet, engine: FakeEngine) -> Counter[int]:
     recognition = over.router.recognitions[replica]
     if recognition.state is not KeyState.LEARNED:
         return over.router.index.gpu.held(replica)
-    held: Counter[int] = Counter()
-    for names in recognition._names.values():
-        held += Counter(names.digests.keys()) + Counter(names.copies)
-    return held
+    return recognition.learned.held()
 
 
 async def _arrived(over: Fleet) -> None:
