@@ -43,6 +43,8 @@ def judge(replica: Replica, recognition: Recognition, standing: Standing, lost_b
     """What holds now; the first reason that applies, worst first."""
     if not replica.has_events:
         return View(Knowledge.BLIND, "no KV event source is known")
+    if standing.is_restored:
+        return View(Knowledge.PARTIAL, "taken over from a snapshot, and not confirmed by its publisher yet")
     if not standing.is_connected:
         return View(Knowledge.BLIND, "its event publisher cannot be reached")
     if lost_batches:

@@ -23,7 +23,7 @@ from indexer.events import AllBlocksCleared, BlockStored, KVEvent
 from indexer.index import GPU, CacheIndex, Keys, ReplicaId
 from indexer.predicted import PredictedBlocks
 from indexer.recognition import KeyState, Recognition
-from indexer.stream import Apply, Forget, Lost, Replay, Standing, Step
+from indexer.stream import Apply, Forget, Lost, Position, Replay, Standing, Step
 
 SETTLE_SECONDS: Final = 1.0
 """How long after its end a request's blocks are still expected: events trail the answer by one scheduler step."""
@@ -43,6 +43,8 @@ class Router:
         """Batches of events that are lost for good, per replica, in its present incarnation."""
         self.recognitions: dict[ReplicaId, Recognition] = {}
         """How the keys of each replica are read."""
+        self.positions: dict[ReplicaId, Position] = {}
+        """How far each replica's event stream has been applied."""
         self._standings: dict[ReplicaId, Standing] = {}
         self._views: dict[ReplicaId, View] = {}
         self._open: dict[int, Decision] = {}
@@ -68,7 +70,7 @@ class Router:
         self._forget(replica)
         self.index.remove(replica)
         self.fleet.remove(replica)
-        for known in (self.recognitions, self._standings, self._views):
+        for known in (self.recognitions, self._standings, self._views, self.positions):
             known.pop(replica, None)
 
     def set_status(self, replica: ReplicaId, status: Status) -> None:
@@ -89,6 +91,8 @@ class Router:
                     self._standings[replica] = step
                 case Replay():
                     raise AssertionError(f"{step} is for the source to obey")
+            if replica in self.index.replicas:
+                self.positions[replica] = self.positions.get(replica, Position()).after(step)
 
     def apply(self, replica: ReplicaId, events: Sequence[KVEvent]) -> None:
         """One scheduler step's events."""

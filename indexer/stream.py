@@ -12,6 +12,8 @@ What vLLM (0.11 - 0.32) makes of it, and why this is not a plain counter:
 - the replay socket drops frames when its pipe is full, even in the middle, and still sends its end marker: contiguity is
   checked here, and a replay is over only when it brings nothing new;
 - a replay that starts above what was asked for means that the publisher has thrown the older batches away.
+
+A stream that goes on where another one ended, in a gateway before, trusts that one no more than it would a renewed connection.
 """
 
 from typing import Final, TypeAlias
@@ -55,14 +57,43 @@ class Lost(msgspec.Struct, frozen=True):
 class Standing(msgspec.Struct, frozen=True):
     """How the subscription stands from here on; said by whoever reads the sockets, whenever it changes.
 
-    ``is_complete`` is about the steps before this one: with them, nothing of this incarnation is missing.
+    ``is_complete`` is about the steps before this one: with them, nothing of this incarnation is missing. ``is_restored``:
+    what came before them is from a snapshot, and the publisher has not shown yet that it is still in that life.
     """
 
     is_connected: bool = False
     is_complete: bool = False
+    is_restored: bool = False
 
 
 Step: TypeAlias = Apply | Replay | Forget | Lost | Standing
+
+
+class Position(msgspec.Struct, frozen=True, array_like=True):
+    """How far one publisher's steps have been obeyed: enough for another stream to go on from there.
+
+    ``timestamp`` is that of the batch below ``next_sequence``, by which the incarnation is known again; None where it is not.
+    """
+
+    next_sequence: int = 0
+    timestamp: float | None = None
+    lost_batches: int = 0
+
+    def after(self, step: Step) -> "Position":
+        """Where this step leads to. The batches of an ``Apply`` follow those before it without a gap."""
+        match step:
+            case Apply(batches):
+                return Position(self.next_sequence + len(batches), batches[-1].timestamp, self.lost_batches)
+            case Lost(first, last):
+                return Position(last + 1, None, self.lost_batches + last - first + 1)
+            case Forget():
+                return Position()
+        return self
+
+    @property
+    def can_be_resumed(self) -> bool:
+        """Whether a publisher can be asked if this is still its life."""
+        return self.next_sequence > 0 and self.timestamp is not None
 
 
 class EventStream:
@@ -70,21 +101,28 @@ class EventStream:
 
     ``has_replay`` says whether the publisher has a replay socket; without one every gap is lost, and a renewed connection is
     taken for a new incarnation. Only one replay is under way at a time: a later ``Replay`` step replaces the earlier one.
+
+    ``resume`` is where another stream of this publisher had come to; what it had delivered is believed to be known. Needs a
+    replay socket: the publisher is asked for the batch before, as after a renewed connection.
     """
 
-    def __init__(self, *, has_replay: bool) -> None:
+    def __init__(self, *, has_replay: bool, resume: Position | None = None) -> None:
+        assert resume is None or (has_replay and resume.can_be_resumed), f"{resume} cannot be resumed"
         self.has_replay = has_replay
         self.incarnation = 0
         self.gaps = 0
         self.replays = 0
         self.lost_batches = 0
         self.duplicates = 0
-        self._start_over()
+        self._start_over(resume)
 
-    def _start_over(self) -> None:
-        self.next_sequence: int | None = 0 if self.has_replay else None
+    def _start_over(self, resume: Position | None = None) -> None:
+        self.is_restored = resume is not None
+        """Whether what came before is another stream's, and the publisher has not shown yet that it is still in that life."""
+        resume = resume or Position()
+        self.next_sequence: int | None = resume.next_sequence if self.has_replay else None
         self.pending: dict[int, Batch] = {}
-        self._has_lost = False
+        self._has_lost = resume.lost_batches > 0
         self._lost: Lost | None = None  # the last hole given up
         self._is_caught_up = False  # a live batch or the end of a replay has told how far the publisher is
         self._live: int | None = None  # last sequence seen live on this connection
@@ -93,7 +131,7 @@ class EventStream:
         self._replay_was_fruitful = False  # it has brought a batch that we did not have
         self._fruitless = 0
         self._verifying: int | None = None  # the sequence that tells whether the engine is still the same
-        self._last_timestamp: float | None = None  # of the batch below next_sequence: the incarnation's fingerprint
+        self._last_timestamp = resume.timestamp  # of the batch below next_sequence: the incarnation's fingerprint
 
     def __repr__(self) -> str:
         state = "complete" if self.is_complete else "partial"
@@ -204,6 +242,7 @@ class EventStream:
         if sequence != self._verifying or batch.timestamp != self._last_timestamp:
             return self._begin_incarnation("the engine behind the renewed connection is another one")
         self._verifying = None
+        self.is_restored = False
         self._replay_was_fruitful = True
         return self._drain()
 

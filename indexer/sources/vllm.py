@@ -21,7 +21,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from indexer.errors import WireError
 from indexer.index import ReplicaId
-from indexer.stream import EventStream, Forget, Replay, Standing, Step
+from indexer.stream import EventStream, Forget, Position, Replay, Standing, Step
 from indexer.wire import Batch, decode
 
 log = logging.getLogger(__name__)
@@ -98,10 +98,16 @@ class PublisherStatus(msgspec.Struct, frozen=True):
 class _Subscription:
     """One publisher's sockets and stream. Lives in the reader's thread."""
 
-    def __init__(self, context: zmq.Context[_Socket], publisher: Publisher, settings: ReaderSettings) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[_Socket],
+        publisher: Publisher,
+        settings: ReaderSettings,
+        resume: Position | None = None,
+    ) -> None:
         self.publisher = publisher
         self.settings = settings
-        self.stream = EventStream(has_replay=publisher.replay is not None)
+        self.stream = EventStream(has_replay=publisher.replay is not None, resume=resume)
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
         self.is_connected = False
         self.told = Standing()
@@ -320,9 +326,13 @@ class EventReader:
         self._thread = threading.Thread(target=self._run, name="kvlb-events", daemon=True)
         self._thread.start()
 
-    def add(self, publisher: Publisher) -> None:
-        """Subscribe; a publisher of the same replica is replaced."""
-        self._command(lambda: self._add(publisher))
+    def add(self, publisher: Publisher, resume: Position | None = None) -> None:
+        """Subscribe; a publisher of the same replica is replaced.
+
+        ``resume`` is where an earlier subscription had come to, in this process or another one, if what it delivered is
+        still known (``EventStream``).
+        """
+        self._command(lambda: self._add(publisher, resume))
 
     def remove(self, replica: ReplicaId) -> None:
         """Unsubscribe; steps that are already handed over may still be on their way."""
@@ -352,13 +362,15 @@ class EventReader:
     def _stop(self) -> None:
         self._is_closing = True
 
-    def _add(self, publisher: Publisher) -> None:
+    def _add(self, publisher: Publisher, resume: Position | None = None) -> None:
         self._remove(publisher.replica)
         try:
-            subscription = _Subscription(self._context, publisher, self._settings)
+            subscription = _Subscription(self._context, publisher, self._settings, resume)
         except zmq.ZMQError as error:
             log.error("%s: no subscription to %s: %s", publisher.replica, publisher.events, error)  # noqa: TRY400
             self._failed[publisher.replica] = time.monotonic() + RESTART_DELAY, publisher
+            if resume is not None:  # the next attempt begins at 0
+                self._deliver(publisher.replica, [Forget("its publisher cannot be asked whether the snapshot holds")])
             return
         self._subscriptions[publisher.replica] = subscription
         self._registered[publisher.replica] = {}
@@ -447,7 +459,8 @@ class EventReader:
             self._unread.discard(subscription)
 
     def _hand_over(self, subscription: _Subscription, steps: list[Step]) -> None:
-        standing = Standing(subscription.is_connected, subscription.stream.is_complete)
+        stream = subscription.stream
+        standing = Standing(subscription.is_connected, stream.is_complete, stream.is_restored)
         if standing != subscription.told:
             subscription.told = standing
             steps = [*steps, standing]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from indexer import stream as stream_module
-from indexer.stream import Apply, EventStream, Forget, Lost, Replay, Step
+from indexer.stream import Apply, EventStream, Forget, Lost, Position, Replay, Standing, Step
 from indexer.wire import Batch
 
 OLD, NEW = 1_000.0, 2_000.0
@@ -495,3 +495,81 @@ def test_a_replay_that_calls_lost_what_then_comes_live_is_not_believed() -> None
     assert isinstance(steps[0], Forget)
     assert Replay(0) in steps
     assert not stream.is_complete
+
+
+# Going on where another stream ended ----------------------------------------------------------------------------------
+
+
+def resumed(at_sequence: int = 5, lost_batches: int = 0) -> EventStream:
+    """A stream that goes on behind the batches below ``at_sequence``, with its first question asked."""
+    position = Position(at_sequence, at(at_sequence - 1).timestamp, lost_batches)
+    stream = EventStream(has_replay=True, resume=position)
+    assert stream.connected() == [Replay(at_sequence - 1)]
+    assert (stream.is_restored, stream.is_complete) == (True, False)
+    return stream
+
+
+def test_a_resumed_stream_applies_what_it_missed_once_the_engine_is_known_to_be_the_same() -> None:
+    stream = resumed()
+    assert live(stream, 7) == [], "nothing is applied before"
+    assert applied(replay(stream, 4, 5, 6)) == times(5, 7)
+    assert not stream.is_restored
+    assert not stream.is_complete, "the tail may have been dropped"
+    assert stream.replay_ended() == [Replay(8)]
+    assert stream.replay_ended() == []
+    assert stream.is_complete
+
+
+def test_a_resumed_stream_that_missed_nothing_is_complete() -> None:
+    stream = resumed()
+    assert replay(stream, 4) == []
+    stream.replay_ended()
+    assert stream.replay_ended() == []
+    assert (stream.is_restored, stream.is_complete) == (False, True)
+
+
+@pytest.mark.parametrize("sequence", [4, 9])
+def test_another_engine_is_never_taken_for_the_one_that_was_left(sequence: int) -> None:
+    stream = resumed()
+    assert isinstance(replay(stream, sequence, life=NEW)[0], Forget)
+    assert (stream.is_restored, stream.next_sequence) == (False, 0)
+
+
+def test_an_engine_that_no_longer_has_our_last_batch_may_be_another_one() -> None:
+    stream = resumed()
+    assert isinstance(replay(stream, 300)[0], Forget)
+    assert not stream.is_restored
+
+
+def test_an_engine_that_does_not_answer_for_its_past_is_another_one() -> None:
+    stream = resumed()
+    steps = [step for _ in range(3) for step in stream.replay_ended(answered=False)]
+    assert isinstance(steps[-2], Forget)
+    assert not stream.is_restored
+
+
+def test_a_hole_is_still_a_hole_after_a_resume() -> None:
+    stream = resumed(lost_batches=2)
+    replay(stream, 4)
+    stream.replay_ended()
+    stream.replay_ended()
+    assert (stream.is_restored, stream.is_complete) == (False, False)
+
+
+def test_without_a_replay_socket_nothing_is_resumed() -> None:
+    with pytest.raises(AssertionError):
+        EventStream(has_replay=False, resume=Position(5, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("step", "position"),
+    [
+        (Apply([at(5), at(6)]), Position(7, OLD + 6, 2)),
+        (Lost(5, 8), Position(9, None, 6)),
+        (Forget("a restart"), Position()),
+        (Standing(is_connected=True), Position(5, OLD + 4, 2)),
+    ],
+)
+def test_a_position_follows_the_steps(step: Step, position: Position) -> None:
+    assert Position(5, OLD + 4, 2).after(step) == position
+    assert position.can_be_resumed == (position.timestamp is not None)

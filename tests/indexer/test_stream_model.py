@@ -1,5 +1,7 @@
 """``indexer.stream`` against a model of a publisher that restarts, forgets, loses live batches and drops frames of replays.
 
+The stream itself is replaced, too: by one that resumes where it was, or where it had been some time ago.
+
 Whatever happened: what was applied since the last ``Forget`` is what one engine has sent, in order, each once; what is missing
 was reported ``Lost``; and once things have settled, a stream that calls itself complete has everything.
 """
@@ -18,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from indexer.stream import Apply, EventStream, Forget, Lost, Replay, Step
+from indexer.stream import Apply, EventStream, Forget, Lost, Position, Replay, Step
 from indexer.wire import Batch
 
 
@@ -60,10 +62,13 @@ class PublisherMachine(RuleBasedStateMachine):
         self.applied: dict[int, float] = {}  # since the last Forget
         self.lost: set[int] = set()
         self.has_timed_out = False
+        self.position = Position()
+        self.saved: tuple[Position, dict[int, float], set[int], bool] | None = None
         self.connect()
 
     def obey(self, steps: list[Step]) -> None:
         for step in steps:
+            self.position = self.position.after(step)
             match step:
                 case Apply(batches):
                     for batch in batches:
@@ -117,6 +122,26 @@ class PublisherMachine(RuleBasedStateMachine):
     def connect(self) -> None:
         self.is_connected = True
         self.obey(self.stream.connected())
+
+    # The stream's own lives
+
+    @precondition(lambda self: self.position.can_be_resumed)
+    @rule()
+    def save(self) -> None:
+        self.saved = self.position, dict(self.applied), set(self.lost), self.has_timed_out
+
+    @precondition(lambda self: self.has_replay and self.saved is not None)
+    @rule()
+    def resume(self) -> None:
+        """Another gateway, with what this one had saved; whatever has happened since then."""
+        assert self.saved is not None
+        if self.is_connected:
+            self.break_connection(delivered=False)
+        self.position, applied, lost, self.has_timed_out = self.saved
+        self.applied, self.lost = dict(applied), set(lost)
+        self.stream = EventStream(has_replay=True, resume=self.position)
+        assert self.stream.is_restored
+        assert not self.stream.is_complete
 
     # The wire
 
@@ -173,6 +198,16 @@ class PublisherMachine(RuleBasedStateMachine):
         assert known == set(range(self.stream.next_sequence or 0))
         if self.stream.is_complete:
             assert not self.lost
+            assert not self.stream.is_restored
+
+    @invariant()
+    def a_position_says_how_far_it_is(self) -> None:
+        if not hasattr(self, "stream"):
+            return
+        assert self.position.next_sequence == (self.stream.next_sequence or 0)
+        assert self.position.lost_batches == len(self.lost)
+        if self.position.can_be_resumed:
+            assert self.position.timestamp == self.applied[self.position.next_sequence - 1]
 
     @rule()
     def settle(self) -> None:
@@ -184,6 +219,7 @@ class PublisherMachine(RuleBasedStateMachine):
         self.obey(self.stream.recheck())
         self._finish_replays()
         assert not self.stream.pending
+        assert not self.stream.is_restored, "confirmed or forgotten"
         sent = {sequence: self.publisher.batch(sequence).timestamp for sequence in range(self.publisher.sent)}
         if self.has_replay:
             assert set(self.applied) | self.lost == set(sent)

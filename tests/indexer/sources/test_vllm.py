@@ -11,7 +11,7 @@ import pytest
 from indexer.index import ReplicaId
 from indexer.sources import vllm
 from indexer.sources.vllm import EventReader, Publisher, PublisherStatus, ReaderSettings
-from indexer.stream import Apply, Forget, Lost, Step
+from indexer.stream import Apply, Forget, Lost, Position, Step
 from tests.indexer.samples import CLEARED_ARRAY, payload, stored_array, stored_map
 from tests.indexer.sources.publisher import FakePublisher
 
@@ -291,6 +291,39 @@ def test_a_publisher_that_is_away_is_not_called_complete(start: Start, reader: E
     assert not status.is_complete
     publisher.start()
     until(reader, is_settled)
+
+
+# Going on where another reader ended ----------------------------------------------------------------------------------
+
+
+def test_a_subscription_goes_on_where_another_one_ended(start: Start, reader: EventReader, received: Received) -> None:
+    publisher = start()
+    for time in (5.0, 6.0, 7.0, 8.0):
+        publisher.publish(batch(time))
+    reader.add(Publisher(A, publisher.events, publisher.replay), Position(2, 6.0))
+    received.wait_for(A, 7.0, 8.0)
+    until(reader, is_settled)
+    assert received.forgotten[A] == 0
+    assert publisher.asked[0] == 1, "the last batch is asked for again, by which the engine is known"
+
+
+def test_a_subscription_that_finds_another_engine_begins_anew(
+    start: Start, reader: EventReader, received: Received
+) -> None:
+    publisher = start()
+    for time in (15.0, 16.0, 17.0):
+        publisher.publish(batch(time))
+    reader.add(Publisher(A, publisher.events, publisher.replay), Position(2, 6.0))
+    received.wait_for(A, 15.0, 16.0, 17.0)
+    assert received.forgotten[A] == 1
+    until(reader, is_settled)
+
+
+def test_what_cannot_be_subscribed_to_confirms_no_snapshot(
+    start: Start, reader: EventReader, received: Received
+) -> None:
+    reader.add(Publisher(A, "not an address", start().replay), Position(2, 6.0))
+    received.wait(lambda: received.forgotten[A] == 1)
 
 
 # Garbage --------------------------------------------------------------------------------------------------------------
