@@ -125,13 +125,27 @@ class Router:
             UnknownModel: no replica serves this model, not even one that is lost.
             NoReplica: none of those that do can take a request now.
         """
+        decision = self.consider(request, now, draw)
+        live = self.fleet.get(decision.replica.id)
+        assert live is not None, "a replica was chosen that is not in the fleet"
+        lease = self.fleet.acquire(live, decision.prompt_tokens - decision.cached_tokens)
+        decision = msgspec.structs.replace(decision, lease=lease)
+        self._open[lease] = decision
+        self._expect(lease, live.replica, request)
+        return decision
+
+    def consider(self, request: RouteRequest, now: float, draw: float) -> Decision:
+        """What ``route`` would decide. It is no lease (its number is 0), and changes nothing.
+
+        Raises:
+            UnknownModel, NoReplica: as ``route``.
+        """
         serving = self._available(request)
         matches = self._match(request, serving)
-        prompt_tokens = request.prompt_tokens
         candidates = tuple(
             Candidate(
                 replica=live.replica.id,
-                prompt_tokens=prompt_tokens,
+                prompt_tokens=request.prompt_tokens,
                 cached_tokens=matches.get(live.replica.id, 0),
                 queued_tokens=live.queued_tokens,
                 in_flight=live.in_flight,
@@ -140,21 +154,17 @@ class Router:
             for live in serving
         )
         chosen = self.policy.choose(candidates, draw)
-        live = next(live for live in serving if live.replica.id == chosen.replica)
-        lease = self.fleet.acquire(live, chosen.uncached_tokens)
-        decision = Decision(
-            lease=lease,
-            replica=live.replica,
-            prompt_tokens=prompt_tokens,
+        replica = next(live.replica for live in serving if live.replica.id == chosen.replica)
+        return Decision(
+            lease=0,
+            replica=replica,
+            prompt_tokens=request.prompt_tokens,
             cached_tokens=chosen.cached_tokens,
-            is_predicted=self._is_predicted(request, live.replica, now),
+            is_predicted=self._is_predicted(request, replica, now),
             knows_tokens=bool(request.prompt_lengths),
             policy=self.policy_name,
             candidates=candidates,
         )
-        self._open[lease] = decision
-        self._expect(lease, live.replica, request)
-        return decision
 
     def started(self, lease: int) -> None:
         """The first output of the request has come: its prompt is computed."""

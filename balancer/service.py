@@ -9,12 +9,14 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import aiohttp
 
 from balancer.core import Decision, Outcome, RouteRequest, Truth
+from balancer.decision_file import DecisionFile
+from balancer.decisions import NOBODY, DecisionLog, Origin
 from balancer.errors import BadRequest, NoReplica, UnknownModel
 from balancer.facts import Described, EventSource, merge_listings
 from balancer.feed import EventFeed
@@ -46,6 +48,8 @@ class RouterService:
         self.settings = settings
         self.router = Router(make(settings.policy.name, settings.policy.settings), settings.policy.name)
         self.memory = ChainMemory(settings.hashing.memory_bytes, secret=secrets.randbits(64))
+        self.decisions = DecisionLog(settings.log.decisions_kept)
+        self._decision_file: DecisionFile | None = None
         self.session: aiohttp.ClientSession
         self.tokenizer: Tokenizer
         self.watchers: dict[str, Watcher] = {}
@@ -60,6 +64,9 @@ class RouterService:
         self.tokenizer = Tokenizer(self.session, self.settings.tokenizer)
         self.feed = EventFeed(self._take)
         self._tasks.append(asyncio.create_task(self._tick()))
+        if self.settings.log.decisions is not None:
+            self._decision_file = DecisionFile(self.settings.log, self.router.policy)
+            self._tasks.append(asyncio.create_task(self._decision_file.run()))
         for replica in self.settings.replicas:
             self._watch(replica)
 
@@ -67,20 +74,37 @@ class RouterService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._decision_file is not None:
+            await self._decision_file.flush()
         await self.feed.close()
         await self.session.close()
 
     # The calls of a request
 
-    async def route(self, request: RouteRequest) -> Decision:
+    async def route(self, request: RouteRequest, origin: Origin = NOBODY) -> Decision:
         """Choose a replica for the request.
 
         Raises:
             UnknownModel: every endpoint has answered, and none serves this model.
             NoReplica: none that serves it can take a request now, or some have not answered yet.
         """
+        decision = self._told_unheard(self.router.route, request)
+        self.decisions.opened(decision, request.model, origin, time.time())
+        return decision
+
+    def consider(self, request: RouteRequest) -> Decision:
+        """What ``route`` would decide now; nothing is leased, nothing changes.
+
+        Raises:
+            UnknownModel, NoReplica: as ``route``.
+        """
+        return self._told_unheard(self.router.consider, request)
+
+    def _told_unheard(
+        self, decide: Callable[[RouteRequest, float, float], Decision], request: RouteRequest
+    ) -> Decision:
         try:
-            return self.router.route(request, time.monotonic(), random.random())
+            return decide(request, time.monotonic(), random.random())
         except UnknownModel as error:
             unheard = [url for url, watcher in self.watchers.items() if not watcher.is_known]
             if not unheard:
@@ -95,6 +119,9 @@ class RouterService:
 
     async def release(self, lease: int, outcome: Outcome, truth: Truth | None = None) -> None:
         self.router.release(lease, outcome, time.monotonic(), truth)
+        ended = self.decisions.closed(lease, outcome, truth)
+        if ended is not None and self._decision_file is not None:
+            self._decision_file.add(ended)
 
     def hashes(self, prompts: Sequence[Sequence[int]], salt: str | None) -> PromptHashes:
         """The prompts' block hashes, made as far as they are needed."""
@@ -230,9 +257,9 @@ class RouterService:
     def _tell_knowledge(self) -> None:
         """Tell the operator what has changed in what is known."""
         now = time.monotonic()
-        for live in self.router.fleet:
-            replica = live.replica.id
-            view = self.router.view(replica, now)
+        views = {live.replica.id: self.router.view(live.replica.id, now) for live in self.router.fleet}
+        self.decisions.know(views)
+        for replica, view in views.items():
             has_lasted = view.state is Knowledge.EXACT or now - view.since >= TOLD_AFTER
             if has_lasted and self._told.get(replica) is not view.state:
                 self._told[replica] = view.state

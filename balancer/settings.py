@@ -94,6 +94,17 @@ class HashingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     memory_bytes: int = 64 * 1024 * 1024
 
 
+class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is remembered of decisions; no prompt and no salt is ever among it."""
+
+    decisions: str | None = None
+    """File to which every decision is appended as a line of JSON, once its request has ended."""
+    decisions_max_bytes: int = 64 * 1024 * 1024
+    """A file of this size becomes FILE.1, and another is begun; so at most twice as much is used."""
+    decisions_kept: int = 1_000
+    """Decisions kept in memory for /debug/decisions; some 300 bytes each, and 100 more for each candidate."""
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything that can be set."""
 
@@ -104,6 +115,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     upstream: UpstreamSettings = UpstreamSettings()
     health: HealthSettings = HealthSettings()
     hashing: HashingSettings = HashingSettings()
+    log: LogSettings = LogSettings()
 
 
 def load(text: str) -> Settings:
@@ -226,6 +238,8 @@ def _positive(settings: Settings) -> list[tuple[str, float]]:
         ("health.timeout_seconds", settings.health.timeout_seconds),
         ("health.failures", settings.health.failures),
         ("health.relearn_seconds", settings.health.relearn_seconds),
+        ("log.decisions_max_bytes", settings.log.decisions_max_bytes),
+        ("log.decisions_kept", settings.log.decisions_kept),
     ]
 
 

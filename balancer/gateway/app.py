@@ -13,6 +13,7 @@ from aiohttp import web
 
 from balancer import openai
 from balancer.errors import NoReplica, RequestError, UnknownModel, UnknownPath
+from balancer.gateway import debug
 from balancer.gateway.proxy import Proxy, canonical, error_response
 from balancer.metrics import Metrics
 from balancer.service import RouterService
@@ -36,6 +37,7 @@ def build_app(service: RouterService) -> web.Application:
     app.router.add_get("/v1/models", control.models)
     app.router.add_get("/v1/models/{model:.+}", control.model)
     app.router.add_get("/kvlb/status", control.status)
+    debug.add_routes(app, service)
     return app
 
 

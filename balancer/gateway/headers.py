@@ -4,6 +4,7 @@ Knows HTTP's hop-by-hop rules (RFC 9110, section 7.6.1) and the headers that onl
 repeated fields included.
 """
 
+import secrets
 from collections.abc import Iterable
 from typing import Final
 
@@ -30,6 +31,23 @@ RANK: Final = "X-data-parallel-rank"
 
 NOT_TO_REPLICA: Final = HOP_BY_HOP | {"host", "content-length", "content-encoding", "expect", RANK.lower()}
 """``content-encoding`` because the body was decoded when it was read, ``expect`` because it was answered here."""
+
+
+REQUEST_ID: Final = "x-request-id"
+"""Names one request in the client's log, in ours and in the engine's (vLLM takes it for its own id)."""
+
+
+def request_id(headers: CIMultiDictProxy[str]) -> str:
+    """The client's own id of this request, as text that can be written anywhere, or a new one."""
+    own = headers.get(REQUEST_ID)
+    return own.encode(errors="backslashreplace").decode() if own else secrets.token_hex(16)
+
+
+def named(headers: CIMultiDict[str], request_id: str) -> CIMultiDict[str]:
+    """The same, with this id where they have none."""
+    if not headers.get(REQUEST_ID):
+        headers[REQUEST_ID] = request_id
+    return headers
 
 
 def to_replica(headers: CIMultiDictProxy[str], decision: Decision) -> CIMultiDict[str]:

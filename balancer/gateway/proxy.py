@@ -1,23 +1,21 @@
 """One inference request, from its bytes to the end of its answer.
 
-Knows the order of things: read, parse, tokenise, route, forward, watch, release. Whatever happens, each lease is released
-exactly once. Another replica is tried only while no byte of an answer has come; after that the answer, good or bad, is the
-client's.
+Knows the order of things: read, route, forward, watch, release. Whatever happens, each lease is released exactly once. Another
+replica is tried only while no byte of an answer has come; after that the answer, good or bad, is the client's.
 """
 
 import asyncio
 import contextlib
 import logging
-from typing import Final
 
 import aiohttp
 import msgspec
 from aiohttp import web
-from multidict import CIMultiDict
 from yarl import URL
 
 from balancer import openai
 from balancer.core import Decision, Outcome, RouteRequest, Truth
+from balancer.decisions import Origin
 from balancer.errors import (
     NoReplica,
     RequestError,
@@ -26,19 +24,14 @@ from balancer.errors import (
 )
 from balancer.gateway import headers
 from balancer.gateway.body import read
+from balancer.gateway.reading import read_request
 from balancer.metrics import Metrics
-from balancer.openai import Inbound
 from balancer.service import RouterService
 from balancer.sse import BodyWatch, StreamWatch
-from balancer.strip import without_report_mode
-from balancer.tokens import Prompts
 from balancer.upstream import payload
 from indexer.index import ReplicaId
 
 log = logging.getLogger(__name__)
-
-BYTES_PER_TOKEN: Final = 4
-"""For requests whose tokens nobody knows: English text in today's vocabularies; only ever compared with itself."""
 
 
 class Proxy:
@@ -53,62 +46,32 @@ class Proxy:
         """The handler of every path in ``openai.PATHS``."""
         path = canonical(request.path)
         started = asyncio.get_running_loop().time()
+        request_id = headers.request_id(request.headers)
         try:
             body = await read(request, self._settings.server.max_body_bytes)
-            inbound = openai.read(path, request.headers.get("Content-Type", ""), body)
-            body = without_report_mode(body)
-            name = inbound.model if inbound.model is not None else self._service.default_model()
-            wanted = await self._request(request, path, inbound, name, body)
-            response = await self._forward(request, path, wanted, body, started)
+            content_type, questions = request.headers.get("Content-Type", ""), headers.for_questions(request.headers)
+            asked = await read_request(self._service, path, content_type, body, questions)
+            origin = Origin(request_id, path, asked.salt)
+            response = await self._forward(request, origin, asked.request, asked.body, started)
         except RequestError as error:
             self._metrics.refused(path, error)
-            return error_response(error)
+            refused = error_response(error)
+            headers.named(refused.headers, request_id)
+            return refused
         return response
 
-    async def _request(
-        self, request: web.Request, path: str, inbound: Inbound, model: str, body: bytes
-    ) -> RouteRequest:
-        prompts = inbound.token_ids
-        if inbound.has_text:
-            prompts = await self._tokenise(headers.for_questions(request.headers), path, inbound, model, body)
-        longest = self._service.max_model_len(model)
-        if len(prompts) > openai.MAX_PROMPTS or (longest is not None and any(len(each) > longest for each in prompts)):
-            prompts = ()  # no engine takes it, so nobody need hash a million tokens to say where it would go
-        return RouteRequest(
-            model=model,
-            hashes=self._service.hashes(prompts, inbound.salt),
-            prompt_lengths=tuple(len(prompt) for prompt in prompts),
-            size_hint=len(body) // BYTES_PER_TOKEN,
-            reads_cache=inbound.reads_cache,
-            is_comparable=inbound.is_comparable and len(prompts) == 1,
-        )
-
-    async def _tokenise(
-        self, questions: CIMultiDict[str], path: str, inbound: Inbound, model: str, body: bytes
-    ) -> Prompts:
-        """The tokens of a text request. An endpoint where nobody listens is lost, and another one is asked."""
-        for _ in range(self._settings.upstream.attempts):
-            endpoint = self._service.tokenizing_endpoint(model)
-            if endpoint is None:
-                break
-            try:
-                return await self._service.tokenizer.token_ids(endpoint, path, inbound, body, questions)
-            except aiohttp.ClientConnectorError:
-                self._service.unreachable(endpoint)
-        return ()
-
     async def _forward(
-        self, request: web.Request, path: str, wanted: RouteRequest, body: bytes, started: float
+        self, request: web.Request, origin: Origin, wanted: RouteRequest, body: bytes, started: float
     ) -> web.StreamResponse:
         failure: RequestError | None = None
         for _ in range(self._settings.upstream.attempts):
             try:
-                decision = await self._service.route(wanted)
+                decision = await self._service.route(wanted, origin)
             except NoReplica:
                 if failure is None:
                     raise
                 break
-            attempt = _Attempt(self._service, self._metrics, decision, wanted.model, path)
+            attempt = _Attempt(self._service, self._metrics, decision, wanted.model, origin)
             try:
                 return await attempt.run(request, body, started)
             except _Unreachable as error:
@@ -135,12 +98,15 @@ class _BrokenOff(Exception):
 class _Attempt:
     """One request at one replica, from its lease to its release."""
 
-    def __init__(self, service: RouterService, metrics: Metrics, decision: Decision, model: str, path: str) -> None:
+    def __init__(
+        self, service: RouterService, metrics: Metrics, decision: Decision, model: str, origin: Origin
+    ) -> None:
         self._service = service
         self._metrics = metrics
         self._decision = decision
         self._model = model
-        self._path = path
+        self._path = origin.path
+        self._request_id = origin.request_id
         self._outcome = Outcome.ERROR
         self._truth: Truth | None = None
 
@@ -161,7 +127,7 @@ class _Attempt:
             upstream = await self._service.session.post(
                 url,
                 data=payload(body),
-                headers=headers.to_replica(request.headers, self._decision),
+                headers=headers.named(headers.to_replica(request.headers, self._decision), self._request_id),
                 allow_redirects=False,
             )
         except aiohttp.SocketTimeoutError as error:
@@ -193,7 +159,7 @@ class _Attempt:
         response = web.StreamResponse(
             status=upstream.status,
             reason=upstream.reason,
-            headers=headers.to_client(upstream.headers, self._decision, expose=expose),
+            headers=headers.named(headers.to_client(upstream.headers, self._decision, expose=expose), self._request_id),
         )
         is_stream = upstream.content_type == "text/event-stream"
         watch = StreamWatch() if is_stream else BodyWatch()

@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -31,6 +31,20 @@ class Policy(Protocol):
         1 (excluded), new for each request; use it to break ties, or identical replicas will not share the load.
         """
         ...
+
+
+@runtime_checkable
+class Weighing(Protocol):
+    """A policy that can say what it weighs. Optional: it explains choices, and chooses nothing."""
+
+    def costs(self, candidates: Sequence[Candidate]) -> list[float]:
+        """What each candidate costs, in their order: the lowest is chosen."""
+        ...
+
+
+def costs_of(policy: Policy, candidates: Sequence[Candidate]) -> list[float] | None:
+    """What each candidate costs under this policy, or None when it weighs nothing."""
+    return policy.costs(candidates) if isinstance(policy, Weighing) else None
 
 
 _registry: dict[str, type[Policy]] = {}

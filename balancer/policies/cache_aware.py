@@ -23,6 +23,9 @@ class CacheAware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def choose(self, candidates: Sequence[Candidate], draw: float) -> Candidate:
         return lowest(candidates, self._cost, draw)
 
+    def costs(self, candidates: Sequence[Candidate]) -> list[float]:
+        return [self._cost(candidate) for candidate in candidates]
+
     def _cost(self, candidate: Candidate) -> float:
         return (
             candidate.uncached_tokens

@@ -1,11 +1,15 @@
 """Least load: the replica with the fewest requests under way, whatever it holds."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from balancer.core import Candidate
 from balancer.policies.base import lowest, policy
+
+TOKEN: Final = 1e-9
+"""What a queued token weighs against a request in flight: less than one request, however many there are."""
 
 
 @policy("least_load")
@@ -13,6 +17,11 @@ class LeastLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Fewest requests in flight; among those, fewest prompt tokens still to be computed; then chance."""
 
     def choose(self, candidates: Sequence[Candidate], draw: float) -> Candidate:
-        fewest = min(candidate.in_flight for candidate in candidates)
-        idlest = [candidate for candidate in candidates if candidate.in_flight == fewest]
-        return lowest(idlest, lambda candidate: candidate.queued_tokens, draw)
+        return lowest(candidates, _cost, draw)
+
+    def costs(self, candidates: Sequence[Candidate]) -> list[float]:
+        return [_cost(candidate) for candidate in candidates]
+
+
+def _cost(candidate: Candidate) -> float:
+    return candidate.in_flight + TOKEN * candidate.queued_tokens

@@ -87,6 +87,18 @@ def test_a_decision_is_exposed_only_if_that_is_wanted() -> None:
     assert not headers.to_client(given(), decision(), expose=False)
 
 
+def test_an_id_is_added_only_where_there_is_none() -> None:
+    assert list(headers.named(CIMultiDict([("X-REQUEST-ID", "7")]), "new").items()) == [("X-REQUEST-ID", "7")]
+    assert dict(headers.named(CIMultiDict(), "new")) == {"x-request-id": "new"}
+
+
+def test_an_id_that_is_no_text_can_still_be_written_down() -> None:
+    assert headers.request_id(given(("X-Request-Id", "a\udcff"))) == "a\\udcff"
+    made = {headers.request_id(given(("X-Request-Id", ""))) for _ in range(2)}
+    assert {len(each) for each in made} == {32}
+    assert len(made) == 2
+
+
 def test_questions_carry_the_clients_key_and_nothing_else_of_it() -> None:
     asked = headers.for_questions(given(("authorization", "Bearer x"), ("Cookie", "c"), ("X-Request-Id", "7")))
     assert dict(asked) == {"Authorization": "Bearer x", "Content-Type": "application/json"}

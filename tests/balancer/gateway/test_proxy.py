@@ -12,7 +12,7 @@ import pytest
 from balancer.core import Candidate, PrefixHashes
 from balancer.openai import MAX_PROMPTS, PATHS
 from balancer.tokens import Prompts
-from tests.support.gateways import Gateway, close, gateway, post, split, unchunk
+from tests.support.gateways import Gateway, close, gateway, get, post, split, unchunk
 from tests.support.upstream import OK, Received, Upstream, upstream
 from tests.support.waiting import eventually, run
 
@@ -112,12 +112,14 @@ def test_the_query_passes_as_it_was_written() -> None:
 
 def test_headers_are_treated_alike_on_every_path() -> None:
     sent = ["Authorization: Bearer x", "traceparent: 00-1-2-01", "x-tag: 1", "X-Tag: 2", "X-data-parallel-rank: 7"]
+    sent.append("X-Request-ID: mine")
     expected = [
         ("User-Agent", "test"),
         ("Authorization", "Bearer x"),
         ("traceparent", "00-1-2-01"),
         ("x-tag", "1"),
         ("x-tag", "2"),
+        ("X-Request-ID", "mine"),
         ("Content-Length", str(len(BODY))),
     ]
 
@@ -130,6 +132,43 @@ def test_headers_are_treated_alike_on_every_path() -> None:
                     (request,) = replica.received
                     assert [(name, value) for name, value in request.headers if name != "Host"] == expected
                     assert request.values("Host") == [replica.url.removeprefix("http://")]
+
+    run(check())
+
+
+@pytest.mark.parametrize("own", [[], ["X-Request-Id: "], ["X-Request-Id: mine"], ["X-Request-Id: \N{SNOWMAN}"]])
+def test_a_request_has_one_id_everywhere(own: list[str]) -> None:
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            _, headers, _ = split(await front.exchange(post(COMPLETIONS, BODY, *own)))
+            (sent,) = [value for name, value in headers if name.lower() == "x-request-id"]
+            assert replica.received[0].values("X-Request-Id") == [sent]
+            (entry,) = front.service.decisions.last(2)
+            given = own[0].partition(": ")[2].encode().decode("latin-1") if own else ""
+            assert sent == given or (not given and len(sent) == 32)
+            assert entry.request_id == sent.encode("latin-1").decode()
+
+    run(check())
+
+
+def test_an_id_that_is_no_text_passes_and_can_be_told() -> None:
+    raw = post(COMPLETIONS, BODY, "X-Request-Id: a?").replace(b"a?", b"a\xff")
+
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            status, headers, _ = split(await front.exchange(raw))
+            assert (status, dict(headers)["x-request-id"]) == ("HTTP/1.1 200 OK", "a\\udcff")
+            told = json.loads(split(await front.exchange(get("/debug/decisions?request_id=a%5Cudcff")))[2])
+            assert [each["request_id"] for each in told["decisions"]] == ["a\\udcff"]
+
+    run(check())
+
+
+def test_a_refused_request_has_its_id_too() -> None:
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            _, headers, _ = split(await front.exchange(post(COMPLETIONS, b"{", "X-Request-Id: mine")))
+            assert dict(headers)["x-request-id"] == "mine"
 
     run(check())
 

@@ -1,0 +1,168 @@
+"""Why a request goes where it goes, in figures and in one sentence.
+
+Knows a decision, its candidates and the policy that chose. Never chooses: it tells what was chosen, and what each candidate
+would have cost. All lengths are tokens; what a cost counts is the policy's own.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from balancer.core import Candidate, Decision, Outcome, RouteRequest, Truth
+from balancer.fleet import LiveReplica
+from balancer.knowledge import View
+from balancer.policies.base import Policy, costs_of
+from balancer.router import Router, usable_blocks
+from indexer.index import ReplicaId
+
+NO_SIGNAL: Final = "no signal: all candidates equal"
+
+NO_VIEWS: Final[Mapping[ReplicaId, View]] = {}
+
+_SHOWN: Final = 3
+"""Rivals that are named in a sentence."""
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """One candidate, as the policy saw it.
+
+    ``cost`` is what the policy weighs, the lower the better; None for a policy that weighs nothing. ``knowledge`` says how much
+    was known of the cache, ``reason`` why not more; both None while nobody has looked. ``tiers`` has the prompt's tokens that
+    each tier holds, by events alone; ``cached_tokens`` also counts what is still expected. The last token is never counted.
+    """
+
+    replica: ReplicaId
+    cached_tokens: int
+    queued_tokens: int
+    in_flight: int
+    cost: float | None = None
+    knowledge: str | None = None
+    reason: str | None = None
+    tiers: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision with its grounds; ``time`` is in seconds since 1970.
+
+    ``knows_tokens`` and ``is_predicted`` are those of ``core.Decision``. ``outcome`` and ``truth`` are None until the request
+    has ended, or when it was never sent.
+    """
+
+    request_id: str
+    time: float
+    path: str
+    model: str
+    prompt_tokens: int
+    knows_tokens: bool
+    is_predicted: bool
+    policy: str
+    replica: ReplicaId
+    cached_tokens: int
+    why: str
+    candidates: list[Seen]
+    outcome: Outcome | None = None
+    truth: Truth | None = None
+
+
+def seen(
+    candidates: Sequence[Candidate],
+    costs: Sequence[float] | None,
+    views: Mapping[ReplicaId, View] = NO_VIEWS,
+    tiers: Mapping[ReplicaId, dict[str, int]] | None = None,
+) -> list[Seen]:
+    """The candidates, the cheapest first."""
+    found = [
+        Seen(
+            replica=each.replica,
+            cached_tokens=each.cached_tokens,
+            queued_tokens=each.queued_tokens,
+            in_flight=each.in_flight,
+            cost=None if costs is None else costs[at],
+            knowledge=view.state if (view := views.get(each.replica)) else None,
+            reason=view.reason if view else None,
+            tiers=msgspec.UNSET if tiers is None else tiers.get(each.replica, {}),
+        )
+        for at, each in enumerate(candidates)
+    ]
+    return sorted(found, key=lambda each: (each.cost or 0, each.replica))
+
+
+def why(decision: Decision, costs: Sequence[float] | None) -> str:
+    """Why the chosen one won, in one sentence; ``costs`` are the candidates', in their order."""
+    candidates = decision.candidates
+    if len(candidates) == 1:
+        return "it is the only candidate"
+    if len({(each.cached_tokens, each.queued_tokens, each.in_flight) for each in candidates}) == 1:
+        return NO_SIGNAL
+    if costs is None:
+        return f"{decision.policy} weighs no costs; it has a rule of its own"
+    by_cost = sorted(zip(costs, (each.replica for each in candidates), strict=True))
+    mine = next(cost for cost, replica in by_cost if replica == decision.replica.id)
+    rivals = [(cost, replica) for cost, replica in by_cost if replica != decision.replica.id]
+    equal = [replica for cost, replica in rivals if cost == mine]
+    if rivals[0][0] < mine:
+        return f"{decision.policy} chose it at a cost of {_figure(mine)}, though {rivals[0][1]} costs {_figure(rivals[0][0])}"
+    if equal:
+        named = ", ".join(equal[:_SHOWN]) + (f" and {len(equal) - _SHOWN} more" if len(equal) > _SHOWN else "")
+        return f"it has the lowest cost, {_figure(mine)}, as {named}; chance chose among them"
+    return f"it has the lowest cost, {_figure(mine)}; next is {rivals[0][1]} with {_figure(rivals[0][0])}"
+
+
+def explain(
+    decision: Decision,
+    policy: Policy,
+    *,
+    request_id: str,
+    time: float,
+    path: str,
+    model: str,
+    views: Mapping[ReplicaId, View],
+    tiers: Mapping[ReplicaId, dict[str, int]] | None = None,
+) -> Explanation:
+    """The decision with its grounds, before anything has come of it."""
+    costs = costs_of(policy, decision.candidates)
+    return Explanation(
+        request_id=request_id,
+        time=time,
+        path=path,
+        model=model,
+        prompt_tokens=decision.prompt_tokens,
+        knows_tokens=decision.knows_tokens,
+        is_predicted=decision.is_predicted,
+        policy=decision.policy,
+        replica=decision.replica.id,
+        cached_tokens=decision.cached_tokens,
+        why=why(decision, costs),
+        candidates=seen(decision.candidates, costs, views, tiers),
+    )
+
+
+def tiers(router: Router, request: RouteRequest, candidates: Sequence[Candidate]) -> dict[ReplicaId, dict[str, int]]:
+    """Leading tokens of the request that each tier of each candidate holds, by events alone; summed over its prompts."""
+    live = [found for each in candidates if (found := router.fleet.get(each.replica)) is not None]
+    return {each.replica.id: _held(router, request, each) for each in live}
+
+
+def _held(router: Router, request: RouteRequest, live: LiveReplica) -> dict[str, int]:
+    replica = live.replica
+    recipe = router.recognitions[replica.id].recipe
+    found: dict[str, int] = {}
+    if recipe is None or not request.reads_cache:
+        return found
+    chains = request.hashes.chains(recipe, replica.adapter(request.model))
+    for tier, table in router.index.tiers.items():
+        if not table.blocks(replica.id):
+            continue
+        bit = table.bit(replica.id)
+        blocks = 0
+        for chain, length in zip(chains, request.prompt_lengths, strict=False):
+            ((_, depth),) = table.depths(chain, usable_blocks(length, recipe.block_size), bit)
+            blocks += depth
+        if blocks:
+            found[tier.label] = blocks * recipe.block_size
+    return found
+
+
+def _figure(cost: float) -> str:
+    return f"{cost:,.9g}"

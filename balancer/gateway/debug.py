@@ -1,0 +1,72 @@
+"""Questions about decisions: those of the past, and those that would be made now.
+
+Knows two paths under /debug and their shapes. Changes nothing: what is explained is neither leased nor sent.
+"""
+
+import time
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from balancer import openai
+from balancer.errors import BadRequest
+from balancer.explain import explain, tiers
+from balancer.gateway import headers
+from balancer.gateway.body import read
+from balancer.gateway.reading import read_request
+from balancer.service import RouterService
+
+DEFAULT_PATH: Final = "/v1/completions"
+DEFAULT_LIMIT: Final = 100
+
+
+def add_routes(app: web.Application, service: RouterService) -> None:
+    """Make the paths known to ``app``."""
+    debug = _Debug(service)
+    app.router.add_get("/debug/decisions", debug.decisions)
+    app.router.add_post("/debug/explain", debug.explain)
+
+
+class _Debug:
+    """The handlers; without state of their own."""
+
+    def __init__(self, service: RouterService) -> None:
+        self._service = service
+
+    async def decisions(self, request: web.Request) -> web.Response:
+        """The last decisions, the newest first; of one request (``request_id``), or so many (``limit``)."""
+        limit = request.query.get("limit", str(DEFAULT_LIMIT))
+        if not (limit.isdecimal() and limit.isascii() and 0 < len(limit) <= 9):
+            raise BadRequest(f"limit: {limit[:20]!r} is not a number of decisions; give one such as 100", param="limit")
+        log, policy = self._service.decisions, self._service.router.policy
+        found = log.last(int(limit), request.query.get("request_id"))
+        return _answer({"decisions": [entry.explained(policy) for entry in found], "kept": len(log)})
+
+    async def explain(self, request: web.Request) -> web.Response:
+        """What would be decided for this body, were it sent to ``path``."""
+        path = request.query.get("path", DEFAULT_PATH)
+        if path not in openai.PATHS:
+            raise BadRequest(f"path: {path[:80]!r} is not forwarded; give one of docs/api.md", param="path")
+        service = self._service
+        body = await read(request, service.settings.server.max_body_bytes)
+        content_type, questions = request.headers.get("Content-Type", ""), headers.for_questions(request.headers)
+        wanted = (await read_request(service, path, content_type, body, questions)).request
+        decision = service.consider(wanted)
+        router, now = service.router, time.monotonic()
+        return _answer(
+            explain(
+                decision,
+                router.policy,
+                request_id=headers.request_id(request.headers),
+                time=time.time(),
+                path=path,
+                model=wanted.model,
+                views={each.replica: router.view(each.replica, now) for each in decision.candidates},
+                tiers=tiers(router, wanted, decision.candidates),
+            )
+        )
+
+
+def _answer(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")

@@ -1,0 +1,73 @@
+"""A request's bytes -> what the router is asked.
+
+Knows the order of things: parse, name the model, tokenise, hash. Never knows what comes of it: the same reading serves
+requests that are sent and questions about requests that are not.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from balancer import openai
+from balancer.core import RouteRequest
+from balancer.openai import Inbound
+from balancer.service import RouterService
+from balancer.strip import without_report_mode
+from balancer.tokens import Prompts
+
+BYTES_PER_TOKEN: Final = 4
+"""For requests whose tokens nobody knows: English text in today's vocabularies; only ever compared with itself."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What a body asks of the router; ``body`` is what a replica shall get of it, ``salt`` its ``cache_salt``."""
+
+    request: RouteRequest
+    salt: str | None
+    body: bytes
+
+
+async def read_request(
+    service: RouterService, path: str, content_type: str, body: bytes, questions: Mapping[str, str]
+) -> Asked:
+    """What a body for ``path`` (one of ``openai.PATHS``) asks of the router; ``questions`` are the headers to tokenise with.
+
+    Raises:
+        BadRequest: the body cannot be read, or names no model where several are served.
+        NoReplica: it names no model, and no endpoint has answered yet.
+    """
+    inbound = openai.read(path, content_type, body)
+    body = without_report_mode(body)
+    model = inbound.model if inbound.model is not None else service.default_model()
+    prompts = inbound.token_ids
+    if inbound.has_text:
+        prompts = await _tokenise(service, path, inbound, model, body, questions)
+    longest = service.max_model_len(model)
+    if len(prompts) > openai.MAX_PROMPTS or (longest is not None and any(len(each) > longest for each in prompts)):
+        prompts = ()  # no engine takes it, so nobody need hash a million tokens to say where it would go
+    request = RouteRequest(
+        model=model,
+        hashes=service.hashes(prompts, inbound.salt),
+        prompt_lengths=tuple(len(prompt) for prompt in prompts),
+        size_hint=len(body) // BYTES_PER_TOKEN,
+        reads_cache=inbound.reads_cache,
+        is_comparable=inbound.is_comparable and len(prompts) == 1,
+    )
+    return Asked(request, inbound.salt, body)
+
+
+async def _tokenise(
+    service: RouterService, path: str, inbound: Inbound, model: str, body: bytes, questions: Mapping[str, str]
+) -> Prompts:
+    """The tokens of a text request. An endpoint where nobody listens is lost, and another one is asked."""
+    for _ in range(service.settings.upstream.attempts):
+        endpoint = service.tokenizing_endpoint(model)
+        if endpoint is None:
+            break
+        try:
+            return await service.tokenizer.token_ids(endpoint, path, inbound, body, questions)
+        except aiohttp.ClientConnectorError:
+            service.unreachable(endpoint)
+    return ()
