@@ -17,6 +17,8 @@ NIL: Final = msgspec.Raw(b"\xc0")
 BlockKey: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 """A block hash as an unsigned 64-bit integer, whichever form was published (see ``hashing.external``)."""
 
+CopyCount: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
 _tokens = msgspec.msgpack.Decoder(list[int])
 _extras = msgspec.msgpack.Decoder(list[list[Any] | None] | None)
 
@@ -61,13 +63,18 @@ class BlockStored(msgspec.Struct, frozen=True, tag_field="type", tag="BlockStore
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, tag_field="type", tag="BlockRemoved", omit_defaults=True):
-    """One copy of each hash is gone from the tier named by ``medium``."""
+    """One copy of each hash is gone from the tier named by ``medium``.
+
+    ``remaining_copy_counts``, where it is sent, says how many copies of each hash are left (proposed for vLLM in its pull
+    request 48933; no release up to 0.32 sends it).
+    """
 
     block_hashes: list[BlockKey]
     medium: str | None = None
     group_idx: int | None = None
     locality: str | None = None
     ownership: str | None = None
+    remaining_copy_counts: list[CopyCount] | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, tag_field="type", tag="AllBlocksCleared"):

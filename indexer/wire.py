@@ -11,7 +11,7 @@ import msgspec
 
 from hashing.external import key_of
 from indexer.errors import WireError
-from indexer.events import NIL, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from indexer.events import NIL, AllBlocksCleared, BlockRemoved, BlockStored, CopyCount, KVEvent
 
 WireHash: TypeAlias = int | bytes
 
@@ -68,7 +68,7 @@ class _StoredMap(_Stored, tag_field="type", tag="BlockStored"):
 
 
 class _RemovedMap(_Removed, tag_field="type", tag="BlockRemoved"):
-    pass
+    remaining_copy_counts: list[CopyCount] | None = None  # maps alone: no publisher of arrays has it
 
 
 class _StoredArray(_Stored, array_like=True, tag="BlockStored"):
@@ -172,6 +172,7 @@ def _event(item: _Stored | _Removed | _ClearedArray | AllBlocksCleared) -> KVEve
             )
         case _Removed():
             keys = [key_of(value) for value in item.block_hashes]
-            return BlockRemoved(keys, item.medium, item.group_idx, item.locality, item.ownership)
+            counts = item.remaining_copy_counts if isinstance(item, _RemovedMap) else None
+            return BlockRemoved(keys, item.medium, item.group_idx, item.locality, item.ownership, counts)
         case _:
             return AllBlocksCleared()

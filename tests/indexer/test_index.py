@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from indexer import index as index_module
+from indexer import tiers as tiers_module
 from indexer.events import EMPTY, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from indexer.index import MAX_TIERS, CacheIndex, ReplicaId, Tier, TierIndex
 from tests.indexer.samples import removed, stored
@@ -329,7 +329,7 @@ def test_a_block_removed_and_stored_again_during_a_sweep_survives_it() -> None:
 
 
 def test_the_sweep_of_a_large_cache_is_spread_over_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "SWEEP_AT_ONCE", 100)
+    monkeypatch.setattr(tiers_module, "SWEEP_AT_ONCE", 100)
     index = index_of(A)
     index.apply(A, [stored(*range(50_000)), CLEARED])
     calls = 0
@@ -337,7 +337,7 @@ def test_the_sweep_of_a_large_cache_is_spread_over_calls(monkeypatch: pytest.Mon
         index.sweep()
         calls += 1
     assert calls == 2, "20,000 with the clear, 20,000 and the rest"
-    assert index.gpu.groups == {0: {}}
+    assert index.gpu.groups == {}
 
 
 def test_clearing_what_is_empty_leaves_nothing_to_sweep() -> None:
@@ -358,7 +358,7 @@ def test_events_of_a_replica_that_was_never_added_or_is_gone_are_dropped() -> No
     index.remove(A)
     index.apply(A, [stored(0)])
     assert index.events_dropped == 2
-    assert index.gpu.groups == {0: {}}
+    assert index.gpu.groups == {}
     index.check()
 
 
@@ -367,7 +367,7 @@ def test_a_replica_that_comes_back_starts_empty() -> None:
     index.apply(A, [stored(0), stored(0), stored(1, medium="CPU")])
     index.remove(A)
     index.add(A)
-    assert (depths(index, 0), index.gpu.copies(A), index.tiers[Tier("CPU")].blocks(A)) == ({A: 0}, 0, 0)
+    assert (depths(index, 0), index.gpu.copies(A), set(index.tiers)) == ({A: 0}, 0, {Tier()})
     index.apply(A, [removed(0)])
     assert index.gpu.unknown_removals == 1
 
@@ -392,8 +392,8 @@ def test_200_rollouts_leave_nothing_behind() -> None:
         index.sweep()
     index.check()
     assert index.replicas == {A}
-    assert index.gpu.groups == {0: dict.fromkeys(range(100), index.gpu.bit(A)), 2: {}}
-    assert index.tiers[Tier("CPU")].groups == {0: {}}
+    assert index.gpu.groups == {0: dict.fromkeys(range(100), index.gpu.bit(A))}
+    assert index.tiers == {Tier(): index.gpu}
     for tier in index.tiers.values():
         assert len(tier._slots) <= 1
         assert tier._next_bit <= 1 << 4, "bits are used again"
@@ -401,7 +401,7 @@ def test_200_rollouts_leave_nothing_behind() -> None:
 
 
 def test_the_sets_kept_for_sharing_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "MAX_SHARED_SETS", 10)
+    monkeypatch.setattr(tiers_module, "MAX_SHARED_SETS", 10)
     names = [ReplicaId(str(number)) for number in range(8)]
     index = index_of(*names)
     for number, name in enumerate(names):
@@ -529,7 +529,9 @@ class IndexMachine(RuleBasedStateMachine):
         for tier in self.index.tiers.values():
             while tier.has_retired:
                 tier.sweep(1_000)
-        assert all(not keys for tier in self.index.tiers.values() for keys in tier.groups.values())
+        self.index.sweep()
+        assert self.index.tiers == {Tier(): self.index.gpu}
+        assert (self.index.gpu.groups, self.index.size) == ({}, 0)
 
 
 @pytest.mark.usefixtures("small_sweeps")

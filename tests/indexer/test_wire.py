@@ -151,6 +151,25 @@ def test_forms_of_hashes_may_mix_within_one_list() -> None:
         assert event.block_hashes == list(keys)
 
 
+# Counts of copies -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sent", [7, DIGEST])
+def test_a_removal_may_say_how_many_copies_are_left(sent: Any) -> None:
+    """Both ways of decoding maps: with hashes as integers and as bytes."""
+    told_counts = removed_map([sent, sent], remaining_copy_counts=[1, 0])
+    for event in decode(payload(told_counts)).events:
+        assert isinstance(event, BlockRemoved)
+        assert event.remaining_copy_counts == [1, 0]
+
+
+@pytest.mark.parametrize("form", [removed_map([7]), removed_map([DIGEST]), removed_array([7]), removed_array([DIGEST])])
+def test_a_removal_that_does_not_say_how_many_says_nothing(form: Any) -> None:
+    (event,) = decode(payload(form)).events
+    assert isinstance(event, BlockRemoved)
+    assert event.remaining_copy_counts is None
+
+
 # One bad event --------------------------------------------------------------------------------------------------------
 
 
@@ -178,6 +197,7 @@ GARBAGE: dict[str, Any] = {
     "array without hashes": ["BlockRemoved"],
     "array that ends too early": stored_array([1], length=4),
     "group is text": removed_map([1], group_idx="0"),
+    "copies below zero": removed_map([1], remaining_copy_counts=[-1]),
     "keys are no text": {1: 2},
 }
 
