@@ -23,7 +23,7 @@ from balancer.feed import EventFeed
 from balancer.fleet import Status
 from balancer.hashes import PromptHashes
 from balancer.health import Watcher
-from balancer.knowledge import Knowledge
+from balancer.news import News
 from balancer.policies.base import make
 from balancer.router import Router
 from balancer.settings import ReplicaSettings, Settings
@@ -32,13 +32,11 @@ from balancer.upstream import open_session
 from hashing.memory import ChainMemory
 from indexer.index import ReplicaId
 from indexer.sources.vllm import Publisher, PublisherStatus
-from indexer.stream import Forget, Lost, Standing, Step
+from indexer.stream import Forget, Standing, Step
 
 log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 0.1
-TOLD_AFTER: Final = 3.0
-"""Seconds for which less than exact knowledge must last before it is news: every subscription begins with a moment of it."""
 
 
 class RouterService:
@@ -57,7 +55,7 @@ class RouterService:
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._publishers: dict[ReplicaId, Publisher] = {}
-        self._told: dict[ReplicaId, Knowledge] = {}
+        self._news = News()
 
     async def start(self) -> None:
         self.session = open_session(self.settings.upstream)
@@ -203,7 +201,7 @@ class RouterService:
         for live in list(self.router.fleet):
             if live.replica.endpoint == endpoint and live.replica.id not in wanted:
                 self._publishers.pop(live.replica.id, None)
-                self._told.pop(live.replica.id, None)
+                self._news.forget(live.replica.id)
                 self.feed.reader.remove(live.replica.id)
                 self.router.remove(live.replica.id)
         for each in described:
@@ -235,18 +233,10 @@ class RouterService:
 
     def _take(self, replica: ReplicaId, step: Step) -> None:
         """One step of the replica's event stream."""
-        self._report(replica, step)
+        self._news.step(replica, step)
+        if isinstance(step, Forget) and (live := self.router.fleet.get(replica)) is not None:
+            self.broke_off(live.replica.endpoint)  # a restart, perhaps of another version, faster than the probes
         self.router.observe(replica, [step])
-
-    def _report(self, replica: ReplicaId, step: Step) -> None:
-        match step:
-            case Forget():
-                log.info("%s: its index begins anew: %s", replica, step.reason)
-                live = self.router.fleet.get(replica)
-                if live is not None:  # a restart, perhaps of another version, faster than the probes
-                    self.broke_off(live.replica.endpoint)
-            case Lost():
-                log.warning("%s: batches %d to %d of its events are lost", replica, step.first, step.last)
 
     async def _tick(self) -> None:
         while True:
@@ -255,13 +245,8 @@ class RouterService:
             self._tell_knowledge()
 
     def _tell_knowledge(self) -> None:
-        """Tell the operator what has changed in what is known."""
         now = time.monotonic()
         views = {live.replica.id: self.router.view(live.replica.id, now) for live in self.router.fleet}
         self.decisions.know(views)
         for replica, view in views.items():
-            has_lasted = view.state is Knowledge.EXACT or now - view.since >= TOLD_AFTER
-            if has_lasted and self._told.get(replica) is not view.state:
-                self._told[replica] = view.state
-                level = logging.INFO if view.state is Knowledge.EXACT else logging.WARNING
-                log.log(level, "%s: its cache is known as %s: %s", replica, view.state, view.reason)
+            self._news.knowledge(replica, view, now)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from balancer import service as service_module
+from balancer import news
 from balancer.core import Outcome
 from balancer.facts import Described, EventSource
 from balancer.knowledge import Knowledge
@@ -186,7 +186,7 @@ def turns(service: RouterService, count: int = 3) -> None:
 def test_a_cache_that_becomes_known_otherwise_is_told_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "TOLD_AFTER", 0.0)
+    monkeypatch.setattr(news, "TOLD_AFTER", 0.0)
     caplog.set_level(logging.INFO)
 
     async def check(service: RouterService) -> None:
@@ -228,7 +228,7 @@ def test_what_lasts_but_a_moment_is_no_news(caplog: pytest.LogCaptureFixture) ->
 def test_a_publisher_that_cannot_be_reached_is_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "TOLD_AFTER", 0.0)
+    monkeypatch.setattr(news, "TOLD_AFTER", 0.0)
 
     async def check(service: RouterService) -> None:
         service._learned("http://h:1", [described("a")])

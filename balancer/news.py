@@ -1,0 +1,43 @@
+"""What an operator is told of each cache: restarts, losses, and when more or less is known of it than before.
+
+Knows log lines and what has been told already. Never knows where the news come from.
+"""
+
+import logging
+from typing import Final
+
+from balancer.knowledge import Knowledge, View
+from indexer.index import ReplicaId
+from indexer.stream import Forget, Lost, Step
+
+log = logging.getLogger(__name__)
+
+TOLD_AFTER: Final = 3.0
+"""Seconds for which less than exact knowledge must last before it is news: every subscription begins with a moment of it."""
+
+
+class News:
+    """Tells each thing once. Changes with every call."""
+
+    def __init__(self) -> None:
+        self._told: dict[ReplicaId, Knowledge] = {}
+
+    def step(self, replica: ReplicaId, step: Step) -> None:
+        """A step of the replica's event stream."""
+        match step:
+            case Forget():
+                log.info("%s: its index begins anew: %s", replica, step.reason)
+            case Lost():
+                log.warning("%s: batches %d to %d of its events are lost", replica, step.first, step.last)
+
+    def knowledge(self, replica: ReplicaId, view: View, now: float) -> None:
+        """How much is known of the replica's cache at this moment; ask often."""
+        has_lasted = view.state is Knowledge.EXACT or now - view.since >= TOLD_AFTER
+        if has_lasted and self._told.get(replica) is not view.state:
+            self._told[replica] = view.state
+            level = logging.INFO if view.state is Knowledge.EXACT else logging.WARNING
+            log.log(level, "%s: its cache is known as %s: %s", replica, view.state, view.reason)
+
+    def forget(self, replica: ReplicaId) -> None:
+        """The replica is gone; should it come back, all is news again."""
+        self._told.pop(replica, None)
