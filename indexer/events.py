@@ -19,6 +19,11 @@ BlockKey: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 CopyCount: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
+MAX_HASHES: Final = 2**18
+"""In one event: the blocks of four million tokens, at 16 a block. More would keep whoever applies it from all else."""
+
+BlockKeys: TypeAlias = Annotated[list[BlockKey], msgspec.Meta(max_length=MAX_HASHES)]
+
 _tokens = msgspec.msgpack.Decoder(list[int])
 _extras = msgspec.msgpack.Decoder(list[list[Any] | None] | None)
 
@@ -30,7 +35,7 @@ class BlockStored(msgspec.Struct, frozen=True, tag_field="type", tag="BlockStore
     also send ``block_size`` 0): never zip the two without comparing lengths.
     """
 
-    block_hashes: list[BlockKey]
+    block_hashes: BlockKeys
     parent_block_hash: BlockKey | None
     token_ids: msgspec.Raw
     block_size: int
@@ -69,7 +74,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, tag_field="type", tag="BlockRemo
     request 48933; no release up to 0.32 sends it).
     """
 
-    block_hashes: list[BlockKey]
+    block_hashes: BlockKeys
     medium: str | None = None
     group_idx: int | None = None
     locality: str | None = None

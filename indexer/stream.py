@@ -227,6 +227,15 @@ class EventStream:
             return []
         return self._ask_again_or_give_up(answered)
 
+    def replay_given_up(self) -> list[Step]:
+        """The replay lasts too long, whatever it brings: go on without what it has not brought."""
+        if self._verifying is not None or self._replay_start is None:
+            return self.replay_ended(answered=False)
+        self._replay_start = None
+        self._fruitless = 0
+        self._is_caught_up = False
+        return self._give_up_hole() if self.pending else []
+
     def _ask_again_or_give_up(self, answered: bool) -> list[Step]:
         self._fruitless += 1
         has_denied = answered and self._verifying is not None

@@ -5,15 +5,22 @@ batches with or without a rank. Never knows order, replicas or the index. One ev
 not its batch; what was skipped is returned, never raised.
 """
 
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
 from hashing.external import key_of
 from indexer.errors import WireError
-from indexer.events import NIL, AllBlocksCleared, BlockRemoved, BlockStored, CopyCount, KVEvent
+from indexer.events import MAX_HASHES, NIL, AllBlocksCleared, BlockRemoved, BlockStored, CopyCount, KVEvent
 
 WireHash: TypeAlias = int | bytes
+WireHashes: TypeAlias = Annotated[list[WireHash], msgspec.Meta(max_length=MAX_HASHES)]
+
+MAX_PAYLOAD: Final = 32 * 1024 * 1024
+"""Bytes. A scheduler step of 128 k new tokens takes one; what is longer would keep a reader busy for seconds."""
+
+MAX_ODD_EVENTS: Final = 250_000
+"""Events of a batch that has to be read one by one, for the sake of those in it that cannot be read."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -39,7 +46,7 @@ class _MapBatch(msgspec.Struct, array_like=True):
 # Every other case, with hashes in whichever form. The order of fields is vLLM's order of declaration: an array has no
 # other names, and older publishers send fewer elements (0.9: five and one).
 class _Stored(msgspec.Struct):
-    block_hashes: list[WireHash]
+    block_hashes: WireHashes
     parent_block_hash: WireHash | None
     token_ids: msgspec.Raw
     block_size: int
@@ -56,7 +63,7 @@ class _Stored(msgspec.Struct):
 
 
 class _Removed(msgspec.Struct):
-    block_hashes: list[WireHash]
+    block_hashes: WireHashes
     medium: str | None = None
     group_idx: int | None = None
     locality: str | None = None
@@ -91,13 +98,14 @@ class _ArrayBatch(msgspec.Struct, array_like=True):
 
 class _RawBatch(msgspec.Struct, array_like=True):
     timestamp: float
-    events: list[msgspec.Raw]
+    events: msgspec.Raw
     rank: Any = None
 
 
 _map_batch = msgspec.msgpack.Decoder(_MapBatch)
 _array_batch = msgspec.msgpack.Decoder(_ArrayBatch)
 _raw_batch = msgspec.msgpack.Decoder(_RawBatch)
+_raw_events = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _array_event = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
 _map_event = msgspec.msgpack.Decoder(_StoredMap | _RemovedMap | AllBlocksCleared)
 
@@ -108,8 +116,10 @@ def decode(payload: bytes) -> Batch:
     """One payload, in whichever encoding, as a batch of events.
 
     Raises:
-        WireError: not even ``[timestamp, [event, ...], ...]`` can be read.
+        WireError: not even ``[timestamp, [event, ...], ...]`` can be read, or it is too long.
     """
+    if len(payload) > MAX_PAYLOAD:
+        raise WireError(f"not a batch of KV events: {len(payload):,} bytes; at most {MAX_PAYLOAD:,} are read")
     try:
         if _has_array_events(payload):
             array = _array_batch.decode(payload)
@@ -133,14 +143,23 @@ def _is_array(data: bytes) -> bool:
     return bool(data) and (data[0] & 0xF0 == 0x90 or data[0] in {0xDC, 0xDD})
 
 
+def _length(array: bytes) -> int:
+    """How many items a msgpack array claims to have; nothing is read, so nothing is reserved for them."""
+    width = {0xDC: 2, 0xDD: 4}.get(array[0], 0)
+    return int.from_bytes(array[1 : 1 + width], "big") if width else array[0] & 0x0F
+
+
 def _decode_one_by_one(payload: bytes) -> Batch:
     try:
         raw = _raw_batch.decode(payload)
+        if _length(bytes(raw.events)) > MAX_ODD_EVENTS:
+            raise WireError(f"not a batch of KV events: more than {MAX_ODD_EVENTS:,}, and some of them cannot be read")
+        items = _raw_events.decode(raw.events)
     except _UNREADABLE as error:
         raise WireError(f"not a batch of KV events: {error}") from error
     events: list[KVEvent] = []
     skipped: list[str] = []
-    for item in raw.events:
+    for item in items:
         data = bytes(item)
         try:
             events.append(_event((_array_event if _is_array(data) else _map_event).decode(data)))

@@ -30,8 +30,16 @@ END_MARKER: Final = b"\xff" * 8
 READ_AT_ONCE: Final = 2_000
 """Messages taken from one publisher before the others have their turn."""
 
-HEARTBEAT_MS: Final = 5_000
-"""ZMTP ping interval; a peer silent for twice as long is a broken connection, even if TCP has not noticed."""
+MAX_UNREADABLE: Final = 1_000
+"""Messages in a row that cannot be read before the publisher is left alone for ``QUARANTINE`` seconds."""
+
+QUARANTINE: Final = 10.0
+
+LIVES_AT_ONCE: Final = 30
+"""Restarts of one engine that are believed one after the other; one more is with every second."""
+
+MAX_MESSAGE: Final = 256 * 1024 * 1024
+"""Bytes; ZMQ closes the connection on a longer one. Shorter ones that are too long to decode cost themselves alone."""
 
 REPLAYS_AT_ONCE: Final = 20
 """Replays that may follow each other without a pause; one more is allowed with every tick."""
@@ -55,20 +63,22 @@ COUNTED: Final = (
 
 _Socket: TypeAlias = zmq.Socket[bytes]
 
-MONITORED: Final = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+MONITORED: Final = zmq.Event.ACCEPTED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
 
 
 class Publisher(msgspec.Struct, frozen=True):
     """Where one replica publishes its KV events.
 
     ``replay`` is the publisher's replay endpoint, or None when it has none (vLLM's default). ``topic`` is the prefix to
-    subscribe to; empty means everything.
+    subscribe to; empty means everything. ``is_dialling``: it connects to ``events``, an address of ours, instead of
+    listening there (vLLM 0.11 - 0.32: an ``endpoint`` without a wildcard); nobody else may use that address.
     """
 
     replica: ReplicaId
     events: str
     replay: str | None = None
     topic: str = ""
+    is_dialling: bool = False
 
 
 class ReaderSettings(msgspec.Struct, frozen=True):
@@ -76,10 +86,14 @@ class ReaderSettings(msgspec.Struct, frozen=True):
 
     replay_timeout: float = 5.0
     """Silence after which a replay is taken for unanswered; an idle vLLM answers after at most 0.1 s."""
+    replay_limit: float = 60.0
+    """A replay that lasts longer is given up, whatever it brings: meanwhile no live batch behind the gap is applied."""
     recheck_first: float = 1.0
     """After a connection was made: long enough that the subscription has certainly reached the publisher."""
     recheck_idle: float = 30.0
     """A publisher silent for this long is asked whether we have its last batch."""
+    heartbeat: float = 5.0
+    """ZMTP ping interval; a peer silent for twice as long is a broken connection, even if TCP has not noticed."""
 
 
 class PublisherStatus(msgspec.Struct, frozen=True):
@@ -113,19 +127,27 @@ class _Subscription:
         self.told = Standing()
         self.last_live: float | None = None
         self._context = context
+        self._open: set[int] = set()  # file descriptors of whoever has dialled in
+        self._engines = 0  # of these, such as speak ZMTP; two of them would be two series of numbers in one
+        self._unreadable = 0  # in a row
+        self._lives_allowed = float(LIVES_AT_ONCE)
         self._replay_deadline: float | None = None
+        self._replay_until = 0.0
         self._replay_waits: int | None = None  # the start of a replay that is put off
         self._replays_allowed = REPLAYS_AT_ONCE
         self._recheck_at: float | None = None
         self.dealer: _Socket | None = None
         self.sub = self._socket(zmq.SUB)
-        self.sub.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        self.sub.setsockopt(zmq.HEARTBEAT_TIMEOUT, 2 * HEARTBEAT_MS)
+        patience = round(2_000 * settings.heartbeat)
+        self.sub.setsockopt(zmq.HEARTBEAT_IVL, patience // 2)
+        # A host that is gone without a word must cost no more on the way back than it did on the way out.
+        for option in (zmq.HEARTBEAT_TIMEOUT, zmq.HANDSHAKE_IVL, zmq.CONNECT_TIMEOUT):
+            self.sub.setsockopt(option, patience)
         self.sub.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
         self.monitor: _Socket = self.sub.get_monitor_socket(MONITORED)
         self.sub.setsockopt(zmq.SUBSCRIBE, publisher.topic.encode())
         try:
-            self.sub.connect(publisher.events)
+            (self.sub.bind if publisher.is_dialling else self.sub.connect)(publisher.events)
         except zmq.ZMQError:
             self.close()
             raise
@@ -133,6 +155,7 @@ class _Subscription:
     def _socket(self, kind: int) -> _Socket:
         new = self._context.socket(kind)
         new.setsockopt(zmq.RCVHWM, 0)
+        new.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
         new.setsockopt(zmq.LINGER, 0)
         new.setsockopt(zmq.IPV6, 1)
         return new
@@ -156,6 +179,8 @@ class _Subscription:
             # These may be of either life, and nothing says which. A replay brings those of the present one again.
             self.counters["messages_of_two_connections"] += len(live) + len(_receive_all(self.sub, at_most=None))
             live = []
+        if self._engines > 1:
+            live = []
         for frames in live:
             steps += self._live(frames, now)
         return [*self._obey(steps, now), *self._read_replay(now)]
@@ -176,12 +201,17 @@ class _Subscription:
         """What is due by time alone."""
         steps: list[Step] = []
         self._replays_allowed = min(REPLAYS_AT_ONCE, self._replays_allowed + 1)
+        self._lives_allowed = min(LIVES_AT_ONCE, self._lives_allowed + TICK)
         if self._replay_waits is not None:
             self._begin_replay(self._replay_waits, now)
         if self._replay_deadline is not None and now >= self._replay_deadline:
             self.counters["replays_unanswered"] += 1
             self._end_replay()
             steps += self.stream.replay_ended(answered=False)
+        elif self.stream.is_replaying and self._replay_waits is None and now >= self._replay_until:
+            self.counters["replays_unanswered"] += 1
+            self._end_replay()
+            steps += self.stream.replay_given_up()
         if self.is_connected and self._recheck_at is not None and now >= self._recheck_at:
             self._recheck_at = now + self.settings.recheck_idle
             steps += self.stream.recheck()
@@ -208,22 +238,48 @@ class _Subscription:
     def _read_monitor(self, now: float) -> list[Step]:
         steps: list[Step] = []
         for frames in _receive_all(self.monitor):
-            event = parse_monitor_message(frames)["event"]
-            if event == zmq.Event.HANDSHAKE_SUCCEEDED:
-                self.is_connected = True
-                self.counters["connections"] += 1
-                self._recheck_at = now + self.settings.recheck_first
-                steps += self.stream.connected()
-            elif event == zmq.Event.DISCONNECTED and self.is_connected:
-                self.is_connected = False
-                self._end_replay()
-                steps += self.stream.disconnected()
+            event = parse_monitor_message(frames)
+            match event["event"]:
+                case zmq.Event.ACCEPTED:
+                    self._open.add(event["value"])
+                case zmq.Event.HANDSHAKE_SUCCEEDED:
+                    self._engines += 1
+                    steps += self._disconnected() if self._engines > 1 else self._connected(now)
+                case zmq.Event.DISCONNECTED:
+                    self._open.discard(event["value"])
+                    # Whoever dials in and speaks no ZMTP disconnects, too, without ever having been an engine.
+                    before, self._engines = self._engines, min(self._engines, len(self._open))
+                    if not self._engines:
+                        steps += self._disconnected()
+                    elif self._engines == 1 < before:
+                        steps += self._connected(now)
         return steps
+
+    def _connected(self, now: float) -> list[Step]:
+        self.is_connected = True
+        self.counters["connections"] += 1
+        self._recheck_at = now + self.settings.recheck_first
+        return self.stream.connected()
+
+    def _disconnected(self) -> list[Step]:
+        if self._engines > 1:
+            # Counted as a connection, so that what has been read together with it is dropped.
+            self.counters["connections"] += 1
+            log.warning(
+                "%s: %d engines connect to %s, and nothing tells their events apart; give each a port of its own",
+                self.publisher.replica,
+                self._engines,
+                self.publisher.events,
+            )
+        if not self.is_connected:
+            return []
+        self.is_connected = False
+        self._end_replay()
+        return self.stream.disconnected()
 
     def _live(self, frames: list[bytes], now: float) -> list[Step]:
         if len(frames) != 3 or len(frames[1]) != 8:
-            self.counters["malformed_messages"] += 1
-            return []
+            return self._malformed()
         self.last_live = now
         self._recheck_at = now + self.settings.recheck_idle
         return self.stream.receive(int.from_bytes(frames[1], "big"), self._batch(frames[2]))
@@ -231,8 +287,7 @@ class _Subscription:
     def _replayed(self, frames: list[bytes], now: float) -> list[Step]:
         # vLLM <= 0.24 answers [b"", seq, payload], >= 0.26 [b"", topic, seq, payload]: read from the end.
         if len(frames) < 3 or len(frames[-2]) != 8:
-            self.counters["malformed_messages"] += 1
-            return []
+            return self._malformed()
         if frames[-2] == END_MARKER:
             self._end_replay()
             return self.stream.replay_ended()
@@ -248,11 +303,25 @@ class _Subscription:
         self._replay_deadline = now + self.settings.replay_timeout
         return self.stream.replayed(int.from_bytes(frames[-2], "big"), self._batch(frames[-1]))
 
+    def _malformed(self) -> list[Step]:
+        self.counters["malformed_messages"] += 1
+        self._count_unreadable()
+        return []
+
+    def _count_unreadable(self) -> None:
+        self._unreadable += 1
+        if self._unreadable >= MAX_UNREADABLE:
+            raise _UselessPublisher(
+                f"{MAX_UNREADABLE} messages in a row cannot be read; is {self.publisher.events} a vLLM publisher of KV events?"
+            )
+
     def _batch(self, payload: bytes) -> Batch:
         try:
             batch = decode(payload)
+            self._unreadable = 0
         except WireError as error:
             batch = Batch(0.0, [], None, (str(error),))
+            self._count_unreadable()
         self.counters["batches"] += 1
         if batch.skipped:
             self.counters["events_skipped"] += len(batch.skipped)
@@ -261,6 +330,11 @@ class _Subscription:
 
     def _obey(self, steps: list[Step], now: float) -> list[Step]:
         """Ask for the replay that the steps end with; the rest is for whoever keeps the index."""
+        self._lives_allowed -= sum(isinstance(step, Forget) for step in steps)
+        if self._lives_allowed < 0:
+            raise _UselessPublisher(
+                f"its sequence has begun anew more than {LIVES_AT_ONCE} times; do several engines share it?"
+            )
         asked = [step for step in steps if isinstance(step, Replay)]
         if asked and self.stream.is_replaying:
             self._begin_replay(asked[-1].start, now)
@@ -275,6 +349,7 @@ class _Subscription:
             return
         self._replays_allowed -= 1
         self._replay_deadline = now + self.settings.replay_timeout
+        self._replay_until = now + self.settings.replay_limit
         try:
             self.dealer = self._socket(zmq.DEALER)
             self.dealer.connect(self.publisher.replay)
@@ -287,6 +362,10 @@ class _Subscription:
         if self.dealer is not None:
             self.dealer.close(0)
             self.dealer = None
+
+
+class _UselessPublisher(Exception):
+    """Whatever it is that publishes there, it takes time from those that can be read."""
 
 
 def _receive_all(sock: _Socket, at_most: int | None = READ_AT_ONCE) -> list[list[bytes]]:
@@ -363,11 +442,13 @@ class EventReader:
         self._is_closing = True
 
     def _add(self, publisher: Publisher, resume: Position | None = None) -> None:
+        is_told = publisher.replica in self._failed
         self._remove(publisher.replica)
         try:
             subscription = _Subscription(self._context, publisher, self._settings, resume)
         except zmq.ZMQError as error:
-            log.error("%s: no subscription to %s: %s", publisher.replica, publisher.events, error)  # noqa: TRY400
+            level = logging.DEBUG if is_told else logging.ERROR
+            log.log(level, "%s: no subscription to %s: %s", publisher.replica, publisher.events, error)
             self._failed[publisher.replica] = time.monotonic() + RESTART_DELAY, publisher
             if resume is not None:  # the next attempt begins at 0
                 self._deliver(publisher.replica, [Forget("its publisher cannot be asked whether the snapshot holds")])
@@ -389,11 +470,11 @@ class EventReader:
                 with contextlib.suppress(Exception):  # a failing deliver was logged where it mattered
                     self._deliver(replica, [Forget("its subscription has ended"), Standing()])
 
-    def _restart(self, replica: ReplicaId) -> None:
+    def _restart(self, replica: ReplicaId, after: float = RESTART_DELAY) -> None:
         subscription = self._subscriptions.get(replica)
         if subscription is not None:
             self._remove(replica)
-            self._failed[replica] = time.monotonic() + RESTART_DELAY, subscription.publisher
+            self._failed[replica] = time.monotonic() + after, subscription.publisher
 
     def _run(self) -> None:
         try:
@@ -443,6 +524,9 @@ class EventReader:
             return
         try:
             action(subscription)
+        except _UselessPublisher as error:
+            log.warning("%s: left alone for %g s: %s", publisher.replica, QUARANTINE, error)
+            self._restart(publisher.replica, QUARANTINE)
         except Exception:
             log.exception("%s: the subscription failed and begins anew", publisher.replica)
             self._restart(publisher.replica)

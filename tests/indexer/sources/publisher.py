@@ -23,31 +23,40 @@ class FakePublisher:
         is_mute: bool = False,
         drops: Sequence[set[int]] = (),
         drops_end: int = 0,
+        pause: float = 0.0,
+        host: str = "127.0.0.1",
+        dials: str | None = None,
     ) -> None:
-        """``drops``: per replay, the sequences that get lost; ``drops_end``: so many first replays have no end marker."""
+        """``drops``: per replay, the sequences that get lost; ``drops_end``: so many first replays have no end marker.
+
+        ``pause`` is in seconds, before each batch of a replay. ``dials``: where it connects to instead of listening.
+        """
         self.topic = topic
         self.asked: list[int] = []
         self._has_topic_in_replay = has_topic_in_replay
         self._is_mute = is_mute
         self._drops = list(drops)
         self._drops_end = drops_end
+        self._pause = pause
+        self._host = host
+        self._dials = dials
         self._ports: dict[int, int] = {}
         self._kinds = [zmq.PUB, zmq.ROUTER] if has_replay else [zmq.PUB]
         self.start()
 
     @property
     def events(self) -> str:
-        return f"tcp://127.0.0.1:{self._ports[zmq.PUB]}"
+        return f"tcp://{self._host}:{self._ports[zmq.PUB]}" if self._dials is None else self._dials
 
     @property
     def replay(self) -> str | None:
-        return f"tcp://127.0.0.1:{self._ports[zmq.ROUTER]}" if zmq.ROUTER in self._ports else None
+        return f"tcp://{self._host}:{self._ports[zmq.ROUTER]}" if zmq.ROUTER in self._ports else None
 
     def start(self) -> None:
         """Another life: sequence 0, an empty buffer."""
         self.buffer: list[bytes] = []
         self._lock = threading.Lock()
-        self._is_stopping = False
+        self._stopping = threading.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets = {kind: self._bind(kind) for kind in self._kinds}
         self._thread = threading.Thread(target=self._serve, name="fake-publisher")
@@ -57,15 +66,18 @@ class FakePublisher:
         sock = self._context.socket(kind)
         sock.setsockopt(zmq.LINGER, 0)
         sock.setsockopt(zmq.SNDHWM, 0)
-        if kind in self._ports:
-            sock.bind(f"tcp://127.0.0.1:{self._ports[kind]}")
+        sock.setsockopt(zmq.IPV6, ":" in self._host)
+        if kind == zmq.PUB and self._dials is not None:
+            sock.connect(self._dials)
+        elif kind in self._ports:
+            sock.bind(f"tcp://{self._host}:{self._ports[kind]}")
         else:
-            self._ports[kind] = sock.bind_to_random_port("tcp://127.0.0.1")
+            self._ports[kind] = sock.bind_to_random_port(f"tcp://{self._host}")
         return sock
 
     def stop(self) -> None:
         """Ends this life without a word; returns when the ports are free."""
-        self._is_stopping = True
+        self._stopping.set()
         self._thread.join()
         self._context.destroy(0)
 
@@ -81,7 +93,7 @@ class FakePublisher:
 
     def _serve(self) -> None:
         router = self._sockets.get(zmq.ROUTER)
-        while not self._is_stopping:
+        while not self._stopping.is_set():
             if router is None or not router.poll(10):
                 threading.Event().wait(0.01 if router is None else 0)
                 continue
@@ -97,6 +109,8 @@ class FakePublisher:
             kept = list(enumerate(self.buffer))[start:]
         topic = [self.topic] if self._has_topic_in_replay else []
         for sequence, payload in kept:
+            if self._pause:
+                self._stopping.wait(self._pause)
             if sequence not in drops:
                 router.send_multipart([identity, b"", *topic, sequence.to_bytes(8, "big"), payload])
         if self._drops_end:
