@@ -481,6 +481,33 @@ def test_giving_up_a_hole_for_want_of_room_does_not_disturb_the_replay_under_way
     assert [step for step in steps if not isinstance(step, Apply)] == [Replay(1), Lost(1, 1)]
 
 
+def test_a_replay_that_lasts_too_long_is_given_up_with_what_it_has_not_brought() -> None:
+    stream = with_replay(until=1)
+    live(stream, 5, 8)
+    assert replay(stream, 1) == [Apply([at(1)])]
+    assert stream.replay_given_up() == [Lost(2, 4), Apply([at(5)]), Replay(6)]
+    assert stream.replay_given_up() == [Lost(6, 7), Apply([at(8)])]
+    assert not stream.is_replaying
+    assert not stream.is_complete
+
+
+def test_giving_up_a_replay_of_the_past_leaves_the_state_in_doubt() -> None:
+    stream = EventStream(has_replay=True)
+    stream.connected()
+    replay(stream, 0, 1)
+    assert stream.replay_given_up() == []
+    assert not stream.is_complete
+    assert stream.recheck() == [Replay(2)]
+
+
+def test_a_verification_that_lasts_too_long_is_one_that_was_not_answered() -> None:
+    stream = with_replay(until=3)
+    stream.disconnected()
+    stream.connected()
+    assert [stream.replay_given_up()[0] for _ in range(2)] == [Replay(2), Replay(2)]
+    assert isinstance(stream.replay_given_up()[0], Forget)
+
+
 def test_its_name_tells_its_state() -> None:
     assert repr(with_replay(until=3)) == "<EventStream next 3, complete, 0 pending, incarnation 0>"
 

@@ -182,6 +182,14 @@ class PublisherMachine(RuleBasedStateMachine):
         self.asked = None
         self.obey(self.stream.replay_ended(answered=False))
 
+    @precondition(lambda self: self.stream.is_replaying)
+    @rule()
+    def give_up(self) -> None:
+        self.has_timed_out = True
+        self.asked = None
+        self.answer.clear()
+        self.obey(self.stream.replay_given_up())
+
     @precondition(lambda self: self.is_connected)
     @rule()
     def recheck(self) -> None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.errors import WireError
-from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from indexer.wire import Batch, decode
+from indexer.events import MAX_HASHES, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from indexer.wire import MAX_ODD_EVENTS, MAX_PAYLOAD, Batch, decode
 from tests.indexer.samples import (
     CLEARED_ARRAY,
     CLEARED_MAP,
@@ -283,6 +283,26 @@ def test_every_truncation_raises(make: Any) -> None:
     for end in range(len(whole)):
         with pytest.raises(WireError):
             decode(whole[:end])
+
+
+def test_a_payload_longer_than_any_is_not_even_looked_at() -> None:
+    with pytest.raises(WireError, match="33,554,433 bytes"):
+        decode(bytes(MAX_PAYLOAD + 1))
+
+
+@pytest.mark.parametrize("item", [b"\x01", b"\x80", b"\x90", b"\xc0"])
+def test_a_batch_of_countless_things_takes_no_time_and_no_memory(item: bytes) -> None:
+    count = MAX_ODD_EVENTS + 1
+    data = payload()[:10] + b"\xdd" + count.to_bytes(4, "big") + item * count
+    with pytest.raises(WireError, match="more than 250,000"):
+        decode(data + b"\x00")
+
+
+@pytest.mark.parametrize("make", [removed_map, removed_array])
+def test_an_event_of_countless_hashes_costs_that_event(make: Any) -> None:
+    batch = decode(payload(make([1] * (MAX_HASHES + 1)), make([2] * MAX_HASHES)))
+    assert [len(event.block_hashes) for event in batch.events if isinstance(event, BlockRemoved)] == [MAX_HASHES]
+    assert len(batch.skipped) == 1
 
 
 # Fuzz -----------------------------------------------------------------------------------------------------------------

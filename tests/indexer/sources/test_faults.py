@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from indexer.index import ReplicaId
-from indexer.sources import vllm
+from indexer.sources import subscription, vllm
 from indexer.sources.vllm import EventReader, Publisher
 from indexer.stream import Step
 from indexer.wire import MAX_PAYLOAD
@@ -233,7 +233,7 @@ def test_a_publisher_of_garbage_is_left_alone_for_a_while(
 def test_now_and_then_something_unreadable_is_no_flood(
     start: Start, reader: EventReader, received: Received, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm, "MAX_UNREADABLE", 3)
+    monkeypatch.setattr(subscription, "MAX_UNREADABLE", 3)
     publisher = start()
     subscribe(reader, publisher)
     until(reader, is_settled)
@@ -339,7 +339,7 @@ def test_a_sequence_that_never_goes_on_is_left_alone(
     while not warnings(caplog):
         publisher.send(b"", bytes(8), batch(0.0))
         threading.Event().wait(0.001)
-    assert received.forgotten[A] <= vllm.LIVES_AT_ONCE + 10
+    assert received.forgotten[A] <= subscription.LIVES_AT_ONCE + 10
     assert "its sequence has begun anew more than 30 times" in warnings(caplog)[0]
     good.publish(batch(5.0))
     received.wait_for(B, 5.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from indexer.sources import vllm
+from indexer.sources import subscription, vllm
 from indexer.sources.vllm import EventReader, Publisher
 from indexer.stream import Lost, Position
 from tests.indexer.samples import CLEARED_ARRAY, payload, stored_map
@@ -84,8 +84,8 @@ def test_two_publishers_do_not_mix(start: Start, reader: EventReader, received: 
 def test_what_is_not_read_in_one_turn_is_read_in_the_next(
     start: Start, reader: EventReader, received: Received, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm, "READ_AT_ONCE", 7)
-    monkeypatch.setattr(vllm._receive_all, "__defaults__", (7,))
+    monkeypatch.setattr(subscription, "READ_AT_ONCE", 7)
+    monkeypatch.setattr(subscription.receive_all, "__defaults__", (7,))
     publisher = start()
     times = [float(number) for number in range(1_000)]
     for time in times[:500]:
