@@ -15,12 +15,27 @@ from hashing.recipes import Recipe
 from indexer.index import Keys, ReplicaId
 
 
+class Knowledge(StrEnum):
+    """How much is known of a replica's cache (``balancer.knowledge`` judges)."""
+
+    EXACT = "exact"
+    LEARNED = "learned"
+    PARTIAL = "partial"
+    BLIND = "blind"
+
+    @property
+    def is_promise(self) -> bool:
+        """Whether the engine must find what the index says."""
+        return self in {Knowledge.EXACT, Knowledge.LEARNED}
+
+
 class Replica(msgspec.Struct, frozen=True):
     """One KV cache that can be chosen: an endpoint and a data-parallel rank of it.
 
     ``recipe`` is how the engine says that it hashes, or None when it does not say enough; its events may know better.
     ``models`` are the names it serves, ``adapters`` those of them that are LoRA adapters. ``has_events`` says whether it tells
-    what it caches, ``has_eagle`` whether it computes the last block of every hit anew (EAGLE and MTP draft models).
+    what it caches, ``has_eagle`` whether it computes the last block of every hit anew (EAGLE and MTP draft models),
+    ``has_prefix_caching`` whether it caches prefixes at all, as far as it says.
     ``max_model_len`` is in tokens, ``num_gpu_blocks`` counts the blocks of the pool; both None when unsaid.
     """
 
@@ -33,6 +48,7 @@ class Replica(msgspec.Struct, frozen=True):
     recipe: Recipe | None = None
     has_events: bool = True
     has_eagle: bool = False
+    has_prefix_caching: bool = True
     max_model_len: int | None = None
     num_gpu_blocks: int | None = None
 
@@ -94,7 +110,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     ``cached_tokens`` of the request's ``prompt_tokens`` lie there already, as the engine itself would count them.
     ``queued_tokens`` are uncached prompt tokens of requests sent there that have not answered yet; ``in_flight`` is the
     number of requests sent there that have not ended. ``last_lease`` grows with every request sent anywhere: the lower, the
-    longer ago this replica was chosen; 0 is never.
+    longer ago this replica was chosen; 0 is never. ``knowledge`` says what ``cached_tokens`` rests on: for a partial or blind
+    replica it is an estimate, from what is known and from what was sent there before.
     """
 
     replica: ReplicaId
@@ -103,6 +120,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     queued_tokens: int
     in_flight: int
     last_lease: int = 0
+    knowledge: Knowledge = Knowledge.EXACT
 
     @property
     def uncached_tokens(self) -> int:
@@ -113,8 +131,9 @@ class Decision(msgspec.Struct, frozen=True):
     """Where a request goes. It is a lease: ``Router.release`` must be told its number exactly once.
 
     ``knows_tokens`` says whether ``prompt_tokens`` is a count or a guess. ``is_predicted`` says whether ``cached_tokens`` can
-    be held against the engine's own figure: the tokens are known, the replica's recipe and its events too, and there is one
-    prompt (for several, vLLM 0.32 reports the figure of one of them).
+    be held against the engine's own figure as a promise: it is comparable, and the replica's cache is known. It
+    ``is_comparable`` when the tokens are known and there is one prompt (for several, vLLM 0.32 reports the figure of one of
+    them). ``held_tokens`` of the ``cached_tokens`` were named by events when it was made; the rest was expected.
     """
 
     lease: int
@@ -125,6 +144,9 @@ class Decision(msgspec.Struct, frozen=True):
     knows_tokens: bool
     policy: str
     candidates: tuple[Candidate, ...]
+    model: str = ""
+    is_comparable: bool = False
+    held_tokens: int = 0
 
 
 class Outcome(StrEnum):

@@ -12,8 +12,9 @@ import msgspec
 from balancer.core import Candidate, Decision, Outcome, RouteRequest, Truth
 from balancer.fleet import LiveReplica
 from balancer.knowledge import View
+from balancer.matching import usable_blocks
 from balancer.policies.base import Policy, costs_of
-from balancer.router import Router, usable_blocks
+from balancer.router import Router
 from indexer.index import ReplicaId
 
 NO_SIGNAL: Final = "no signal: all candidates equal"

@@ -1,34 +1,60 @@
 """How much is known of one replica's cache: exact, learned, partial or blind, and why.
 
-Knows what the event stream and the recognition of keys have said. Never knows how they found out. A pure function of those
-facts; the time of the last change is kept by whoever asks again and again.
+Knows what the event stream, the recognition of keys, the index and the engine's own figures have said. Never knows how they
+found out. A pure function of those facts; the time of the last change is kept by whoever asks again and again.
 
     exact    every event since the engine began has been applied, and its keys are what we compute
     learned  the same, with keys learned from its own events
-    partial  something is missing: what is known may be too much or too little
+    partial  something is missing or in doubt: what is known may be too much or too little
     blind    it tells nothing; only what was sent there is known
 """
 
-from enum import StrEnum
+from typing import Final
 
 import msgspec
 
-from balancer.core import Replica
+from balancer.core import Knowledge, Replica
 from indexer.recognition import KeyState, Recognition
 from indexer.stream import Standing
 
+__all__ = ["FED", "Knowledge", "Losses", "View", "judge"]
 
-class Knowledge(StrEnum):
-    """How much is known of a replica's cache."""
-
-    EXACT = "exact"
-    LEARNED = "learned"
-    PARTIAL = "partial"
-    BLIND = "blind"
-
-
-FED = Standing(is_connected=True, is_complete=True)
+FED: Final = Standing(is_connected=True, is_complete=True)
 """The standing of a replica without a subscription: whoever feeds the router its events feeds it all of them."""
+
+TRUSTED_AGAIN: Final = 20
+"""Exact predictions in a row after which an unexplained wrong one is held against a replica no longer."""
+
+
+class Losses(msgspec.Struct):
+    """What is missing or in doubt of one replica's GPU cache since it was last known to be empty. Changes.
+
+    ``batches`` of events are lost for good, ``events`` could not be read, ``let_go`` blocks were taken out by the index's own
+    bound. ``is_overfull``: more blocks are counted than the engine has. ``contradictions``: wrong predictions that nothing
+    explains, until ``TRUSTED_AGAIN`` right ones in a row.
+    """
+
+    batches: int = 0
+    events: int = 0
+    let_go: int = 0
+    is_overfull: bool = False
+    contradictions: int = 0
+    exact_since: int = 0
+
+    def contradicted(self) -> None:
+        """The engine found something else than the index said, and nothing explains it."""
+        self.contradictions += 1
+        self.exact_since = 0
+
+    def confirmed(self) -> bool:
+        """The engine found what the index said; returns whether that ends the doubt."""
+        if not self.contradictions:
+            return False
+        self.exact_since += 1
+        if self.exact_since < TRUSTED_AGAIN:
+            return False
+        self.contradictions = self.exact_since = 0
+        return True
 
 
 class View(msgspec.Struct, frozen=True):
@@ -39,18 +65,39 @@ class View(msgspec.Struct, frozen=True):
     since: float = 0.0
 
 
-def judge(replica: Replica, recognition: Recognition, standing: Standing, lost_batches: int) -> View:
+def judge(replica: Replica, recognition: Recognition, standing: Standing, losses: Losses) -> View:
     """What holds now; the first reason that applies, worst first."""
+    if not replica.has_prefix_caching:
+        return View(Knowledge.BLIND, "prefix caching is off: nothing is cached there")
     if not replica.has_events:
-        return View(Knowledge.BLIND, "no KV event source is known")
+        return View(Knowledge.BLIND, "no KV event source is known; only what was sent there is remembered")
     if standing.is_restored:
         return View(Knowledge.PARTIAL, "taken over from a snapshot, and not confirmed by its publisher yet")
     if not standing.is_connected:
         return View(Knowledge.BLIND, "its event publisher cannot be reached")
-    if lost_batches:
-        return View(Knowledge.PARTIAL, f"{lost_batches} batches of events are lost for good")
+    missing = _missing(losses)
+    if missing:
+        return View(Knowledge.PARTIAL, missing)
     if not standing.is_complete:
         return View(Knowledge.PARTIAL, "events are missing, or it is not known yet whether any are")
+    return _judge_keys(recognition)
+
+
+def _missing(losses: Losses) -> str:
+    if losses.batches:
+        return f"{losses.batches} batches of events are lost for good"
+    if losses.events:
+        return f"{losses.events} events could not be read"
+    if losses.is_overfull:
+        return "its events name more blocks than it has: removals were lost, or a client asked for full cache reports"
+    if losses.let_go:
+        return f"{losses.let_go} of its blocks were let go at [index] max_blocks"
+    if losses.contradictions:
+        return f"its own figures contradicted the index {losses.contradictions} times, and nothing explains it"
+    return ""
+
+
+def _judge_keys(recognition: Recognition) -> View:
     if recognition.recipe is None:
         return View(Knowledge.PARTIAL, "how it hashes is not known, and no event has shown it yet")
     if recognition.is_hybrid:

@@ -6,11 +6,13 @@ when the page is read. Labels are bounded: a model that is not served is ``other
 
 import time
 from collections.abc import Iterable
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from balancer.audit import ERROR_BOUNDS
 from balancer.core import Decision, Outcome
 from balancer.errors import RequestError
 from balancer.fleet import Status
@@ -180,23 +182,54 @@ class _RouterCollector(Collector):
         return [connected, complete, incarnations, age, counts]
 
     def _audit(self) -> Iterable[Metric]:
+        labels = ["replica", "model"]
         results = CounterMetricFamily(
             "kvlb_predictions",
-            "Predicted against reported cached tokens: exact, over, under; other_tokens: it was another prompt.",
-            labels=["replica", "result"],
+            "Predicted against reported cached tokens: exact, over, under; other_tokens: it was another prompt; "
+            "estimate_exact, estimate_wrong: of partial or blind replicas, no promise.",
+            labels=[*labels, "result"],
+        )
+        causes = CounterMetricFamily(
+            "kvlb_prediction_errors",
+            "Promised predictions that were not exact, by cause: index, routing, workload.",
+            labels=[*labels, "cause"],
         )
         predicted = CounterMetricFamily(
-            "kvlb_predicted_cached_tokens", "Predicted cached tokens of compared requests.", labels=["replica"]
+            "kvlb_predicted_cached_tokens", "Predicted cached tokens of promised predictions.", labels=labels
         )
         actual = CounterMetricFamily(
-            "kvlb_actual_cached_tokens", "Cached tokens that the engine reported for them.", labels=["replica"]
+            "kvlb_actual_cached_tokens", "Cached tokens that the engine reported for them.", labels=labels
         )
-        for replica, tally in self._service.router.audit.tallies.items():
+        share = GaugeMetricFamily(
+            "kvlb_prediction_exact_ratio", "The share of exact ones among the last 1,000 promises.", labels=labels
+        )
+        errors = HistogramMetricFamily(
+            "kvlb_prediction_error_tokens",
+            "How far promised predictions were off, in tokens, whichever way.",
+            labels=labels,
+        )
+        corrections = CounterMetricFamily(
+            "kvlb_index_corrections",
+            "What engines' figures have corrected: denied, dropped (a chain missing twice), learned.",
+            labels=["correction"],
+        )
+        router = self._service.router
+        for key, tally in router.audit.tallies.items():
             for result in ("exact", "over", "under", "other_tokens"):
-                results.add_metric([replica, result], getattr(tally, result))
-            predicted.add_metric([replica], tally.predicted_tokens)
-            actual.add_metric([replica], tally.actual_tokens)
-        return [results, predicted, actual]
+                results.add_metric([*key, result], getattr(tally, result))
+            results.add_metric([*key, "estimate_exact"], tally.estimates_exact)
+            results.add_metric([*key, "estimate_wrong"], tally.estimates - tally.estimates_exact)
+            for cause, count in tally.causes.items():
+                causes.add_metric([*key, cause], count)
+            predicted.add_metric(key, tally.predicted_tokens)
+            actual.add_metric(key, tally.actual_tokens)
+            if (recent := tally.recent_exact_share) is not None:
+                share.add_metric(key, recent)
+            bounds = [*map(str, ERROR_BOUNDS), "+Inf"]
+            errors.add_metric(key, list(zip(bounds, accumulate(tally.errors), strict=True)), tally.error_tokens)
+        for correction, count in router.healer.corrections.items():
+            corrections.add_metric([correction], count)
+        return [results, causes, predicted, actual, share, errors, corrections]
 
     def _tokenizer(self) -> Iterable[Metric]:
         asked = CounterMetricFamily(

@@ -2,31 +2,43 @@
 
 Knows the index, the blocks that are expected, the fleet and the policy, and binds them together. Never knows sockets, bodies
 or clocks: news comes in through ``observe``, ``put`` and ``set_status``, time as ``now`` (seconds, any monotonic clock), chance
-as ``draw``. Between calls: each open lease belongs to one replica, and is released exactly once.
+as ``draw``; orders go out as values (``orders``). Between calls: each open lease belongs to one replica, and is released
+exactly once.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Final
 
 import msgspec
 
-from balancer.audit import Audit
+from balancer.audit import Audit, Cause
 from balancer.core import Candidate, Decision, Outcome, Replica, RouteRequest, Truth
 from balancer.errors import NoReplica, UnknownModel
 from balancer.fleet import Fleet, LiveReplica, Status
-from balancer.knowledge import FED, Knowledge, View, judge
+from balancer.healing import REMEMBERED_BLOCKS, SETTLE_SECONDS, Correction, Finding, Healer
+from balancer.knowledge import FED, Losses, View, judge
+from balancer.matching import Holding, Matcher
 from balancer.policies.base import Policy
-from hashing.extras import Lora
-from hashing.recipes import Recipe
-from indexer.events import AllBlocksCleared, BlockStored, KVEvent
-from indexer.index import GPU, CacheIndex, Keys, ReplicaId
+from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from indexer.index import GPU, CacheIndex, ReplicaId
 from indexer.predicted import PredictedBlocks
 from indexer.recognition import KeyState, Recognition
 from indexer.stream import Apply, Forget, Lost, Position, Replay, Standing, Step
 
-SETTLE_SECONDS: Final = 1.0
-"""How long after its end a request's blocks are still expected: events trail the answer by one scheduler step."""
+
+class Resync(msgspec.Struct, frozen=True):
+    """An order: ask this replica's publisher whether anything is missing."""
+
+    replica: ReplicaId
+    reason: str
+
+
+class _Open(msgspec.Struct, frozen=True):
+    """A lease that has not been released, and the life of the replica's cache that it was given in (``Healer.life``)."""
+
+    decision: Decision
+    request: RouteRequest
+    life: int
 
 
 class Router:
@@ -39,15 +51,19 @@ class Router:
         self.predicted = PredictedBlocks()
         self.fleet = Fleet()
         self.audit = Audit()
-        self.holes: dict[ReplicaId, int] = {}
-        """Batches of events that are lost for good, per replica, in its present incarnation."""
+        self.healer = Healer(self.index, self.predicted, self.audit)
+        self.orders: list[Resync] = []
+        """For whoever has the sockets to obey, and to clear."""
         self.recognitions: dict[ReplicaId, Recognition] = {}
         """How the keys of each replica are read."""
         self.positions: dict[ReplicaId, Position] = {}
         """How far each replica's event stream has been applied."""
+        self._matcher = Matcher(self.index, self.predicted, self.recognitions)
+        self._losses: dict[ReplicaId, Losses] = {}
         self._standings: dict[ReplicaId, Standing] = {}
         self._views: dict[ReplicaId, View] = {}
-        self._open: dict[int, Decision] = {}
+        self._unjudged: set[ReplicaId] = set()  # whose view may have changed
+        self._open: dict[int, _Open] = {}
         self._settling: dict[int, float] = {}  # lease -> when its expectations end; in order of time
 
     def __repr__(self) -> str:
@@ -64,13 +80,19 @@ class Router:
             self.recognitions[replica.id] = Recognition(replica.recipe)
         else:
             known.declare(replica.recipe)
+        if replica.id not in self._losses:
+            self._find_whole(replica.id)
+        self._unjudged.add(replica.id)
 
     def remove(self, replica: ReplicaId) -> None:
         """The replica is gone: forget its cache, and drop events of it that are still on their way."""
         self._forget(replica)
         self.index.remove(replica)
         self.fleet.remove(replica)
-        for known in (self.recognitions, self._standings, self._views, self.positions):
+        self.audit.remove(replica)
+        self.healer.ended(replica)
+        self._unjudged.discard(replica)
+        for known in (self.recognitions, self._losses, self._standings, self._views, self.positions):
             known.pop(replica, None)
 
     def set_status(self, replica: ReplicaId, status: Status) -> None:
@@ -82,13 +104,14 @@ class Router:
             match step:
                 case Apply():
                     for batch in step.batches:
+                        self._lose(replica, events=len(batch.skipped))
                         self.apply(replica, batch.events)
                 case Forget():
                     self._forget(replica)
-                case Lost() if replica in self.index.replicas:
-                    self.holes[replica] = self.holes.get(replica, 0) + step.last - step.first + 1
+                case Lost():
+                    self._lose(replica, batches=step.last - step.first + 1)
                 case Standing():
-                    self._standings[replica] = step
+                    self._stand(replica, step)
                 case Replay():
                     raise AssertionError(f"{step} is for the source to obey")
             if replica in self.index.replicas:
@@ -98,23 +121,35 @@ class Router:
         """One scheduler step's events."""
         recognition = self.recognitions.get(replica)
         if recognition is not None and recognition.state is not KeyState.PROVEN:
+            self._unjudged.add(replica)
             events, is_void = recognition.read(events)
             if is_void:
                 self._forget_blocks(replica)
-        if self.predicted and replica in self.index.replicas:
-            self._settle(self.index.gpu.bit(replica), events)
+                self.healer.began(replica)
+        if replica in self._losses:
+            self._settle(replica, events)
         self.index.apply(replica, events)
 
     def view(self, replica: ReplicaId, now: float) -> View:
         """How much is known of the replica's cache, why, and since when."""
+        view = self._views.get(replica)
+        if view is not None and replica not in self._unjudged:
+            return view
         live = self.fleet.get(replica)
         assert live is not None, f"{replica} is not in the fleet"
+        losses = self._losses[replica]
+        losses.let_go = self.index.let_go(replica)
         standing = self._standings.get(replica, FED)
-        view = judge(live.replica, self.recognitions[replica], standing, self.holes.get(replica, 0))
-        known = self._views.get(replica)
-        since = known.since if known is not None and known.state is view.state else now
-        view = self._views[replica] = msgspec.structs.replace(view, since=since)
-        return view
+        new = judge(live.replica, self.recognitions[replica], standing, losses)
+        since = view.since if view is not None and view.state is new.state else now
+        new = self._views[replica] = msgspec.structs.replace(new, since=since)
+        self._unjudged.discard(replica)
+        return new
+
+    @property
+    def losses(self) -> Mapping[ReplicaId, Losses]:
+        """What is missing or in doubt, for each replica."""
+        return self._losses
 
     # The two calls of a request
 
@@ -125,13 +160,14 @@ class Router:
             UnknownModel: no replica serves this model, not even one that is lost.
             NoReplica: none of those that do can take a request now.
         """
-        decision = self.consider(request, now, draw)
-        live = self.fleet.get(decision.replica.id)
+        decision, holding = self._decide(request, now, draw)
+        replica = decision.replica.id
+        live = self.fleet.get(replica)
         assert live is not None, "a replica was chosen that is not in the fleet"
         lease = self.fleet.acquire(live, decision.prompt_tokens - decision.cached_tokens)
         decision = msgspec.structs.replace(decision, lease=lease)
-        self._open[lease] = decision
-        self._expect(lease, live.replica, request)
+        self._open[lease] = _Open(decision, request, self.healer.life(replica))
+        self.predicted.expect(lease, self.index.gpu.bit(replica), holding.missing)
         return decision
 
     def consider(self, request: RouteRequest, now: float, draw: float) -> Decision:
@@ -140,31 +176,7 @@ class Router:
         Raises:
             UnknownModel, NoReplica: as ``route``.
         """
-        serving = self._available(request)
-        matches = self._match(request, serving)
-        candidates = tuple(
-            Candidate(
-                replica=live.replica.id,
-                prompt_tokens=request.prompt_tokens,
-                cached_tokens=matches.get(live.replica.id, 0),
-                queued_tokens=live.queued_tokens,
-                in_flight=live.in_flight,
-                last_lease=live.last_lease,
-            )
-            for live in serving
-        )
-        chosen = self.policy.choose(candidates, draw)
-        replica = next(live.replica for live in serving if live.replica.id == chosen.replica)
-        return Decision(
-            lease=0,
-            replica=replica,
-            prompt_tokens=request.prompt_tokens,
-            cached_tokens=chosen.cached_tokens,
-            is_predicted=self._is_predicted(request, replica, now),
-            knows_tokens=bool(request.prompt_lengths),
-            policy=self.policy_name,
-            candidates=candidates,
-        )
+        return self._decide(request, now, draw)[0]
 
     def started(self, lease: int) -> None:
         """The first output of the request has come: its prompt is computed."""
@@ -176,14 +188,17 @@ class Router:
         Raises:
             KeyError: the lease was released before, or never given.
         """
-        decision = self._open.pop(lease)
+        ended = self._open.pop(lease)
         self.fleet.release(lease)
-        if outcome is Outcome.OK:
-            self._settling[lease] = now + SETTLE_SECONDS
-            if truth is not None:
-                self.audit.record(decision, truth)
-        else:
+        if outcome is not Outcome.OK:
             self.predicted.drop(lease)
+            return
+        if truth is not None:
+            self._compare(ended, truth, now)
+        self._settling[lease] = now + SETTLE_SECONDS
+        replica = ended.decision.replica.id
+        if replica in self._losses and not self.view(replica, now).state.is_promise:
+            self._remember(ended)
 
     def tick(self, now: float) -> None:
         """What is due by time alone; call it often."""
@@ -192,10 +207,50 @@ class Router:
                 break
             del self._settling[lease]
             self.predicted.drop(lease)
+        for finding in self.healer.tick(now):
+            self._heed(finding)
+        for live in self.fleet:
+            self._count_copies(live.replica)
+        self._unjudged.update(self._losses)
         if self.index.has_retired:
             self.index.sweep()
 
     # How
+
+    def _decide(self, request: RouteRequest, now: float, draw: float) -> tuple[Decision, Holding]:
+        serving = self._available(request)
+        replicas = [live.replica for live in serving]
+        matches = self._matcher.match(request, replicas)
+        candidates = tuple(
+            Candidate(
+                replica=live.replica.id,
+                prompt_tokens=request.prompt_tokens,
+                cached_tokens=matches.get(live.replica.id, 0),
+                queued_tokens=live.queued_tokens,
+                in_flight=live.in_flight,
+                last_lease=live.last_lease,
+                knowledge=self.view(live.replica.id, now).state,
+            )
+            for live in serving
+        )
+        chosen = self.policy.choose(candidates, draw)
+        replica = next(each for each in replicas if each.id == chosen.replica)
+        holding = self._matcher.holding(request, replica)
+        is_comparable = request.is_comparable and bool(self._matcher.chains(request, replica))
+        decision = Decision(
+            lease=0,
+            replica=replica,
+            prompt_tokens=request.prompt_tokens,
+            cached_tokens=chosen.cached_tokens,
+            is_predicted=is_comparable and chosen.knowledge.is_promise and not self.index.has_other_tiers(replica.id),
+            knows_tokens=bool(request.prompt_lengths),
+            policy=self.policy_name,
+            candidates=candidates,
+            model=request.model,
+            is_comparable=is_comparable,
+            held_tokens=holding.held_tokens if request.reads_cache else 0,
+        )
+        return decision, holding
 
     def _available(self, request: RouteRequest) -> list[LiveReplica]:
         serving = self.fleet.serving(request.model)
@@ -214,86 +269,103 @@ class Router:
             )
         return available
 
-    def _recipe(self, replica: Replica) -> Recipe | None:
-        """What a prompt must be hashed with to be found among this replica's blocks; None while nobody can say."""
-        return self.recognitions[replica.id].recipe
-
-    def _is_predicted(self, request: RouteRequest, replica: Replica, now: float) -> bool:
-        """Whether what is known of the replica's cache must be what the engine will say."""
-        recipe = self._recipe(replica)
-        if recipe is None or not request.prompt_lengths or not request.is_comparable:
-            return False
-        has_chain = bool(request.hashes.chains(recipe, replica.adapter(request.model)))
-        return has_chain and self.view(replica.id, now).state in {Knowledge.EXACT, Knowledge.LEARNED}
-
-    def _match(self, request: RouteRequest, serving: Sequence[LiveReplica]) -> dict[ReplicaId, int]:
-        """Tokens of the request that each replica holds, summed over its prompts."""
-        found: dict[ReplicaId, int] = {}
-        if not request.reads_cache or not request.prompt_lengths:
-            return found
-        groups: dict[tuple[Recipe, Lora | None], list[Replica]] = {}
-        for live in serving:
-            recipe = self._recipe(live.replica)
-            if recipe is not None:
-                key = (recipe, live.replica.adapter(request.model))
-                groups.setdefault(key, []).append(live.replica)
-        for (recipe, adapter), replicas in groups.items():
-            for chain, length in zip(request.hashes.chains(recipe, adapter), request.prompt_lengths, strict=False):
-                for replica, blocks in self._blocks(chain, usable_blocks(length, recipe.block_size), replicas):
-                    found[replica] = found.get(replica, 0) + blocks * recipe.block_size
-        return found
-
-    def _blocks(self, chain: Keys, limit: int, replicas: Sequence[Replica]) -> list[tuple[ReplicaId, int]]:
-        gpu = self.index.gpu
-        bits = {gpu.bit(replica.id): replica for replica in replicas}
-        depths = gpu.depths(chain, limit, sum(bits), also=self.predicted.holders)
-        return [
-            (replica.id, blocks - replica.has_eagle)
-            for held, blocks in depths
-            if blocks
-            for bit, replica in bits.items()
-            if held & bit
-        ]
-
-    def _expect(self, lease: int, replica: Replica, request: RouteRequest) -> None:
-        """The chosen replica will hold the whole prompt; what it holds already needs no expectation."""
-        recipe = self._recipe(replica)
-        if recipe is None:
+    def _compare(self, ended: _Open, truth: Truth, now: float) -> None:
+        """Hold the prediction against the engine's figure, if both sides have said something of the same prompt."""
+        decision, actual = ended.decision, truth.cached_tokens
+        losses = self._losses.get(decision.replica.id)
+        if actual is None or not decision.is_comparable or losses is None:
             return
-        bit = self.index.gpu.bit(replica.id)
-        held = self.index.gpu.groups.get(0, {})
-        missing: list[int] = []
-        chains = request.hashes.chains(recipe, replica.adapter(request.model))
-        for chain, length in zip(chains, request.prompt_lengths, strict=False):
-            keys = chain.keys(length // recipe.block_size)
-            missing += [key for key in keys if not held.get(key, 0) & bit]
-        self.predicted.expect(lease, bit, missing)
+        if truth.prompt_tokens is not None and truth.prompt_tokens != decision.prompt_tokens:
+            reason = f"the engine counted {truth.prompt_tokens} prompt tokens: it was not this prompt"
+            self.audit.explain(decision, actual, Cause.WORKLOAD, reason, now)
+            return
+        if self.audit.compare(decision, actual):
+            if losses.confirmed():
+                self._unjudged.add(decision.replica.id)
+            return
+        recipe = self._matcher.recipe(decision.replica)
+        chains = self._matcher.chains(ended.request, decision.replica)
+        if recipe is not None and chains:
+            keys = chains[0].keys(decision.prompt_tokens // recipe.block_size)
+            self.healer.doubt(decision, actual, tuple(keys), recipe.block_size, ended.life, now)
 
-    def _settle(self, bit: int, events: Sequence[KVEvent]) -> None:
-        """What events say is no longer expected: the index speaks for it."""
+    def _heed(self, finding: Finding) -> None:
+        decision = finding.doubt.decision
+        losses = self._losses.get(decision.replica.id)
+        if losses is None or finding.cause is not Cause.INDEX:
+            return
+        if decision.is_predicted:
+            losses.contradicted()
+        if finding.correction is Correction.DROPPED:
+            self.orders.append(Resync(decision.replica.id, finding.reason))
+
+    def _remember(self, ended: _Open) -> None:
+        """A replica that does not tell all: what a finished request has left there is remembered until it says otherwise."""
+        replica = ended.decision.replica
+        if self.healer.life(replica.id) == ended.life:
+            missing = self._matcher.holding(ended.request, replica).missing
+            self.predicted.remember(
+                self.index.gpu.bit(replica.id), missing, replica.num_gpu_blocks or REMEMBERED_BLOCKS
+            )
+
+    def _count_copies(self, replica: Replica) -> None:
+        """More blocks than the engine has: removals were lost, or stores were told twice (vLLM 0.32, contract of its pool)."""
+        losses = self._losses[replica.id]
+        if replica.num_gpu_blocks is None or losses.is_overfull:
+            return
+        if self.index.gpu.copies(replica.id) >= replica.num_gpu_blocks:
+            losses.is_overfull = True
+            self.index.removal_means_gone.add(replica.id)
+
+    def _settle(self, replica: ReplicaId, events: Sequence[KVEvent]) -> None:
+        """What events say is no longer expected or missing: the index speaks for it."""
+        bit = self.index.gpu.bit(replica)
         for event in events:
             if isinstance(event, BlockStored):
                 if event.medium in {None, GPU}:
                     self.predicted.confirm(bit, event.block_hashes)
+            elif isinstance(event, BlockRemoved):
+                if event.medium in {None, GPU}:
+                    self.predicted.deny(bit, event.block_hashes)
             elif isinstance(event, AllBlocksCleared):
                 self.predicted.forget(bit)
+                self._find_whole(replica)
+
+    def _stand(self, replica: ReplicaId, standing: Standing) -> None:
+        self._standings[replica] = standing
+        self._unjudged.add(replica)
+        losses = self._losses.get(replica)
+        if (
+            losses is not None
+            and standing.is_connected
+            and standing.is_complete
+            and not (losses.batches or losses.events)
+        ):
+            # All that it holds is known from its events now; what was remembered until then may be gone.
+            self.predicted.forget_remembered(self.index.gpu.bit(replica))
+
+    def _lose(self, replica: ReplicaId, *, batches: int = 0, events: int = 0) -> None:
+        losses = self._losses.get(replica)
+        if losses is not None and (batches or events):
+            losses.batches += batches
+            losses.events += events
+            self._unjudged.add(replica)
+
+    def _find_whole(self, replica: ReplicaId) -> None:
+        """Its GPU cache is known to be empty: whatever was missing or in doubt of it is no longer."""
+        self._losses[replica] = Losses()
+        self.healer.began(replica)
+        self.index.removal_means_gone.discard(replica)
+        self._unjudged.add(replica)
 
     def _forget(self, replica: ReplicaId) -> None:
         """Another life of the engine, or none."""
         self._forget_blocks(replica)
-        self.holes.pop(replica, None)
         if replica in self.recognitions:
             self.recognitions[replica].forget()
+            self._find_whole(replica)
 
     def _forget_blocks(self, replica: ReplicaId) -> None:
         if replica in self.index.replicas:
             self.predicted.forget(self.index.gpu.bit(replica))
         self.index.forget(replica)
-
-
-def usable_blocks(prompt_tokens: int, block_size: int) -> int:
-    """How many leading blocks of a prompt vLLM can take from its cache: the last token is always computed anew.
-
-    Source: vLLM 0.32.0, ``KVCacheManager.get_computed_blocks``: the lookup is capped at ``num_tokens - 1``.
-    """
-    return max(0, prompt_tokens - 1) // block_size

@@ -242,7 +242,14 @@ class RouterService:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self.router.tick(time.monotonic())
+            self._obey_orders()
             self._tell_knowledge()
+
+    def _obey_orders(self) -> None:
+        orders, self.router.orders = self.router.orders, []
+        for order in orders:
+            log.warning("%s: its events are asked for again: %s", order.replica, order.reason)
+            self.feed.reader.recheck(order.replica)
 
     def _tell_knowledge(self) -> None:
         now = time.monotonic()

@@ -60,6 +60,10 @@ class CacheIndex:
         """Blocks on the replica's GPU that were let go since it was last known to hold nothing."""
         return self.gpu.let_go(replica)
 
+    def has_other_tiers(self, replica: ReplicaId) -> bool:
+        """Whether the replica holds anything outside its GPU."""
+        return len(self.tiers) > 1 and any(tier.blocks(replica) for tier in self.tiers.values() if tier is not self.gpu)
+
     def add(self, replica: ReplicaId) -> None:
         """From now on events of this replica count; those that come before are dropped."""
         self._replicas.add(replica)

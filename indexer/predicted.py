@@ -33,9 +33,7 @@ class _Blocks:
     __slots__ = ("leases", "others", "remembered", "since")
 
     def __init__(self) -> None:
-        self.since: dict[
-            int, int
-        ] = {}  # expected key -> serial of the first lease that has expected it since it came here
+        self.since: dict[int, int] = {}  # expected key -> serial of the first lease that has expected it since then
         self.others: dict[int, int] = {}  # expected key -> leases beyond the first
         self.remembered: dict[int, None] = {}  # least recently remembered first
         self.leases: set[int] = set()
@@ -150,6 +148,16 @@ class PredictedBlocks:
             del self._leases[lease]
         for key in blocks.since.keys() | blocks.remembered.keys():
             self._drop_bit(bit, key)
+
+    def forget_remembered(self, bit: int) -> None:
+        """All that the replica holds is known now: only what leases expect may be there besides."""
+        blocks = self._of.get(bit)
+        if blocks is None:
+            return
+        for key in blocks.remembered.keys() - blocks.since.keys():
+            self._drop_bit(bit, key)
+        blocks.remembered.clear()
+        self._tidy(bit, blocks)
 
     def _blocks(self, bit: int) -> _Blocks:
         blocks = self._of.get(bit)

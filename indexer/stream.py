@@ -20,6 +20,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from indexer.events import AllBlocksCleared
 from indexer.wire import Batch
 
 MAX_PENDING: Final = 200_000
@@ -78,12 +79,16 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
     next_sequence: int = 0
     timestamp: float | None = None
     lost_batches: int = 0
+    """Lost for good, or not wholly readable, since the cache was last known to be empty."""
 
     def after(self, step: Step) -> "Position":
         """Where this step leads to. The batches of an ``Apply`` follow those before it without a gap."""
         match step:
             case Apply(batches):
-                return Position(self.next_sequence + len(batches), batches[-1].timestamp, self.lost_batches)
+                lost = self.lost_batches
+                for batch in batches:
+                    lost = 0 if lost and _clears(batch) else lost + bool(batch.skipped)
+                return Position(self.next_sequence + len(batches), batches[-1].timestamp, lost)
             case Lost(first, last):
                 return Position(last + 1, None, self.lost_batches + last - first + 1)
             case Forget():
@@ -142,7 +147,7 @@ class EventStream:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every batch of this incarnation, from sequence 0 to the last one known of, was applied."""
+        """Whether every batch that counts, to the last one known of, was applied: all since sequence 0, or since a clear."""
         return self._is_caught_up and not self._has_lost and not self.pending
 
     @property
@@ -297,6 +302,8 @@ class EventStream:
         if not ready:
             return []
         self._last_timestamp = ready[-1].timestamp
+        if self._has_lost and any(map(_clears, ready)):
+            self._has_lost = False  # whatever the lost batches said of the cache, it began empty again after them
         return [Apply(ready)]
 
     def _lose_hole(self) -> Lost:
@@ -315,3 +322,7 @@ class EventStream:
         if self.pending and not self.is_replaying:
             steps += [self._ask_on()] if self.has_replay else self._give_up_hole()
         return steps
+
+
+def _clears(batch: Batch) -> bool:
+    return any(isinstance(event, AllBlocksCleared) for event in batch.events)

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from balancer import openai
 from balancer.errors import NoReplica, RequestError, UnknownModel, UnknownPath
-from balancer.gateway import debug
+from balancer.gateway import audit, debug
 from balancer.gateway.proxy import Proxy, canonical, error_response
 from balancer.metrics import Metrics
 from balancer.service import RouterService
@@ -38,6 +38,7 @@ def build_app(service: RouterService) -> web.Application:
     app.router.add_get("/v1/models/{model:.+}", control.model)
     app.router.add_get("/kvlb/status", control.status)
     debug.add_routes(app, service)
+    audit.add_routes(app, service)
     return app
 
 
@@ -119,9 +120,9 @@ class _Control:
                 "blocks": router.index.gpu.blocks(live.replica.id),
                 "copies": router.index.gpu.copies(live.replica.id),
                 "knowledge": router.view(live.replica.id, time.monotonic()),
-                "lost_batches": router.holes.get(live.replica.id, 0),
+                "losses": router.losses[live.replica.id],
                 "events": publishers.get(live.replica.id),
-                "predictions": router.audit.tallies.get(live.replica.id),
+                "predictions": router.audit.counts(live.replica.id),
             }
             for live in router.fleet
         ]
@@ -131,6 +132,5 @@ class _Control:
             "open_leases": router.fleet.open_leases,
             "endpoints": {url: watcher.problem or "ok" for url, watcher in self._service.watchers.items()},
             "replicas": replicas,
-            "differences": list(router.audit.differences),
         }
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")

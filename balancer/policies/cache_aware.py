@@ -13,12 +13,14 @@ class CacheAware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Lowest ``uncached tokens + queue_weight * queued tokens + request_weight * requests in flight``; ties by chance.
 
     The sum is the prefill work between this request and its first token, in tokens: its own and that of the requests
-    before it. ``request_weight`` stands for what a running decode takes from each step; it also spreads requests that
+    before it. Of the cached tokens of a replica whose cache is known as partial or blind, the share ``doubt`` is not believed.
+    ``request_weight`` stands for what a running decode takes from each step; it also spreads requests that
     have nothing to compute, so that one warm replica does not get all of them.
     """
 
     queue_weight: float = 1.0
     request_weight: float = 16.0
+    doubt: float = 0.1
 
     def choose(self, candidates: Sequence[Candidate], draw: float) -> Candidate:
         return lowest(candidates, self._cost, draw)
@@ -27,8 +29,10 @@ class CacheAware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [self._cost(candidate) for candidate in candidates]
 
     def _cost(self, candidate: Candidate) -> float:
+        doubted = 0.0 if candidate.knowledge.is_promise else self.doubt * candidate.cached_tokens
         return (
             candidate.uncached_tokens
+            + doubted
             + self.queue_weight * candidate.queued_tokens
             + self.request_weight * candidate.in_flight
         )

@@ -207,6 +207,10 @@ class Subscription:
             steps += self.stream.recheck()
         return self._obey(steps, now)
 
+    def recheck(self, now: float) -> list[Step]:
+        """Ask whether there is more, out of turn."""
+        return self._obey(self.stream.recheck(), now)
+
     def status(self, now: float) -> PublisherStatus:
         stream = self.stream
         return PublisherStatus(

@@ -84,6 +84,10 @@ class EventReader:
         """Subscribe anew, after a pause: what was handed over could not be used."""
         self._command(lambda: self._restart(replica))
 
+    def recheck(self, replica: ReplicaId) -> None:
+        """Ask the publisher now whether there is more than what has come."""
+        self._command(lambda: self._recheck(replica))
+
     def status(self) -> dict[ReplicaId, PublisherStatus]:
         """A view of every subscription."""
         now = time.monotonic()
@@ -132,6 +136,11 @@ class EventReader:
                 # Behind every step of it that is still queued: none of them may reach what comes next under this name.
                 with contextlib.suppress(Exception):  # a failing deliver was logged where it mattered
                     self._deliver(replica, [Forget("its subscription has ended"), Standing()])
+
+    def _recheck(self, replica: ReplicaId) -> None:
+        subscription = self._subscriptions.get(replica)
+        if subscription is not None:
+            self._guarded(subscription, lambda each: self._hand_over(each, each.recheck(time.monotonic())))
 
     def _restart(self, replica: ReplicaId, after: float = RESTART_DELAY) -> None:
         subscription = self._subscriptions.get(replica)

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from balancer.knowledge import Knowledge, judge
+from balancer.knowledge import TRUSTED_AGAIN, Knowledge, Losses, judge
 from hashing.recipes import Recipe
 from indexer.events import EMPTY, NIL, BlockStored, KVEvent
 from indexer.recognition import Recognition
@@ -63,7 +63,7 @@ STATES = {
 @pytest.mark.parametrize("name", STATES)
 def test_each_state_has_its_reason(name: str) -> None:
     recognition, changes, link, lost, state, reason = STATES[name]
-    view = judge(replica("a", **changes), recognition, link, lost)
+    view = judge(replica("a", **changes), recognition, link, Losses(batches=lost))
     assert view.state is state
     assert view.reason.startswith(reason) or reason in view.reason
 
@@ -79,9 +79,44 @@ def test_the_worst_is_said_first(name: str) -> None:
         ({}, Standing(is_connected=True), 0, "events are missing"),
     ]
     for changes, link, lost, reason in faults:
-        assert reason in judge(replica("a", **changes), recognition, link, lost).reason
+        assert reason in judge(replica("a", **changes), recognition, link, Losses(batches=lost)).reason
 
 
 def test_orphans_are_told_only_of_learned_keys() -> None:
     """A proven hash is its own place: blocks without a known parent are kept."""
-    assert judge(replica("a"), seen(RECIPE, ORPHAN, told(TOKENS)), WELL, 0).state is Knowledge.EXACT
+    assert judge(replica("a"), seen(RECIPE, ORPHAN, told(TOKENS)), WELL, Losses()).state is Knowledge.EXACT
+
+
+DOUBTS = {
+    "unreadable": (Losses(events=2), "2 events could not be read"),
+    "overfull": (Losses(is_overfull=True), "more blocks than it has"),
+    "let go": (Losses(let_go=7), "7 of its blocks were let go at [index] max_blocks"),
+    "contradicted": (Losses(contradictions=1), "contradicted the index 1 times"),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_whatever_is_missing_makes_a_proven_replica_partial(name: str) -> None:
+    losses, reason = DOUBTS[name]
+    view = judge(replica("a"), seen(RECIPE, told(TOKENS)), WELL, losses)
+    assert view.state is Knowledge.PARTIAL
+    assert reason in view.reason
+
+
+def test_a_cache_that_is_off_is_blind_whatever_else_is_said() -> None:
+    view = judge(replica("a", has_prefix_caching=False), seen(RECIPE, told(TOKENS)), WELL, Losses())
+    assert (view.state, view.reason) == (Knowledge.BLIND, "prefix caching is off: nothing is cached there")
+
+
+def test_a_contradiction_is_forgiven_after_a_run_of_right_predictions() -> None:
+    losses = Losses()
+    assert not losses.confirmed()
+    losses.contradicted()
+    assert not any(losses.confirmed() for _ in range(TRUSTED_AGAIN - 1))
+    losses.contradicted()  # the run begins anew
+    assert [losses.confirmed() for _ in range(TRUSTED_AGAIN)] == [False] * (TRUSTED_AGAIN - 1) + [True]
+    assert losses.contradictions == 0
+
+
+def test_only_exact_and_learned_are_promises() -> None:
+    assert [state for state in Knowledge if state.is_promise] == [Knowledge.EXACT, Knowledge.LEARNED]

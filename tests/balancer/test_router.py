@@ -13,10 +13,12 @@ from balancer.core import Candidate, Decision, Outcome, Replica, RouteRequest, T
 from balancer.errors import NoReplica, UnknownModel
 from balancer.fleet import Status
 from balancer.hashes import PromptHashes
+from balancer.healing import SETTLE_SECONDS
 from balancer.knowledge import Knowledge
+from balancer.matching import usable_blocks
 from balancer.policies.base import make
 from balancer.policies.cache_aware import CacheAware
-from balancer.router import SETTLE_SECONDS, Router, usable_blocks
+from balancer.router import Router
 from hashing.chain import Chain
 from hashing.extras import Lora
 from hashing.recipes import Recipe
@@ -127,7 +129,7 @@ def test_a_replica_whose_hashes_nobody_knows_still_takes_requests() -> None:
     decision = owner.route(request(PROMPT), 0.0, 0.0)
     assert (decision.replica.id, decision.cached_tokens, decision.is_predicted) == (A, 0, False)
     owner.release(decision.lease, Outcome.OK, 0.0, Truth(cached_tokens=16))
-    assert not owner.audit.tallies
+    assert owner.audit.tallies[A, MODEL].compared == 0
 
 
 def test_unknown_tokens_are_queued_by_their_guess_and_not_predicted() -> None:
@@ -207,7 +209,7 @@ def test_a_restart_forgets_what_was_held_and_what_was_expected() -> None:
     owner.observe(B, [Forget("sequence began anew"), *events(stored(PROMPT[:8]))])
     assert cached(owner, request(PROMPT)) == {"a": 0, "b": 8}
     assert sum(cached(owner, request([5] * 20)).values()) == 0
-    assert owner.holes == {}
+    assert owner.losses[A].batches == 0
 
 
 def test_a_clear_in_a_batch_counts_where_it_stands() -> None:
@@ -219,7 +221,7 @@ def test_a_clear_in_a_batch_counts_where_it_stands() -> None:
 def test_lost_batches_are_counted_for_each_replica() -> None:
     owner = router()
     owner.observe(A, [Lost(3, 5), Lost(9, 9)])
-    assert owner.holes == {A: 4}
+    assert {name: each.batches for name, each in owner.losses.items()} == {A: 4, B: 0}
 
 
 def test_replays_are_none_of_its_business() -> None:
@@ -301,7 +303,7 @@ def test_only_good_endings_are_held_against_the_prediction() -> None:
         decision = owner.route(request(PROMPT), 0.0, 0.0)
         owner.release(decision.lease, outcome, 0.0, Truth(cached_tokens=0))
         owner.tick(1e9)
-    assert owner.audit.tallies[A].compared == 1
+    assert owner.audit.tallies[A, MODEL].compared == 1
 
 
 ENDINGS = st.lists(st.tuples(st.sampled_from(Outcome), st.booleans(), st.floats(0, 0.999)), max_size=30)
@@ -603,4 +605,4 @@ def test_lost_batches_of_a_replica_that_is_gone_are_nobodys() -> None:
     router.remove(A)
     router.observe(A, [Lost(0, 9)])
     router.put(replica("a"))
-    assert router.holes == {}
+    assert router.losses[A].batches == 0

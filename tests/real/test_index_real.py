@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from balancer.router import usable_blocks
+from balancer.matching import usable_blocks
 from hashing.chain import Chain
 from hashing.extras import Extras, Lora
 from hashing.recipes import Recipe

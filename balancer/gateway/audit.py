@@ -1,0 +1,52 @@
+"""``GET /debug/audit``: how well the index has predicted, and where it did not.
+
+Knows the audit's sums and its last differences. Never changes anything.
+"""
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from balancer.audit import ERROR_BOUNDS, Tally
+from balancer.errors import BadRequest
+from balancer.service import RouterService
+
+
+def add_routes(app: web.Application, service: RouterService) -> None:
+    """Serve the audit of this service's router."""
+
+    async def audit(request: web.Request) -> web.Response:
+        body = _audit(service, _limit(request.query.get("limit")))
+        return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+    app.router.add_get("/debug/audit", audit)
+
+
+def _limit(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and 0 < len(text) < 6):
+        raise BadRequest(f"limit: {text[:40]!r} is no number; give how many differences to show", param="limit")
+    return int(text)
+
+
+def _audit(service: RouterService, limit: int | None) -> dict[str, Any]:
+    router = service.router
+    differences = list(router.audit.differences)
+    return {
+        "tallies": [
+            {"replica": replica, "model": model, **_told(tally)}
+            for (replica, model), tally in router.audit.tallies.items()
+        ],
+        "corrections": router.healer.corrections,
+        "differences": differences if limit is None else differences[max(0, len(differences) - limit) :],
+    }
+
+
+def _told(tally: Tally) -> dict[str, Any]:
+    told = {name: getattr(tally, name) for name in tally.__struct_fields__ if name not in {"errors", "recent"}}
+    told["exact_share"] = tally.exact_share
+    told["recent_exact_share"] = tally.recent_exact_share
+    told["errors"] = dict(zip([*(f"<={bound}" for bound in ERROR_BOUNDS), "more"], tally.errors, strict=True))
+    return told

@@ -1,0 +1,118 @@
+"""How many tokens of a request each replica holds, as the engine itself would count them.
+
+Knows the index, the blocks that are expected, and how each replica's keys are read. Never knows load, policy or time. Changes
+nothing but the order of least recent use in the index.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from balancer.core import Replica, RouteRequest
+from hashing.extras import Lora
+from hashing.recipes import Recipe
+from indexer.index import CacheIndex, Keys, ReplicaId
+from indexer.learned import OWN
+from indexer.predicted import PredictedBlocks
+from indexer.recognition import Recognition
+
+DEFAULT_BLOCK_SIZE: Final = 16
+"""vLLM's own default; for what is remembered of replicas that tell nothing."""
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """What one replica's events have named of one request's prompts.
+
+    ``missing`` are the keys of full blocks that no event has named; ``held_tokens`` lie before the first of them.
+    """
+
+    missing: list[int]
+    held_tokens: int
+
+
+class Matcher:
+    """Matches requests against the index; ``recognitions`` is the router's own and changes under it."""
+
+    def __init__(
+        self, index: CacheIndex, predicted: PredictedBlocks, recognitions: Mapping[ReplicaId, Recognition]
+    ) -> None:
+        self._index = index
+        self._predicted = predicted
+        self._recognitions = recognitions
+
+    def recipe(self, replica: Replica) -> Recipe | None:
+        """What a prompt must be hashed with to be found among this replica's blocks; None where nothing is ever cached.
+
+        While nobody can say how it hashes, what was sent there is remembered by a hash of our own.
+        """
+        if not replica.has_prefix_caching:
+            return None
+        known = self._recognitions[replica.id].recipe
+        if known is not None:
+            return known
+        block_size = replica.recipe.block_size if replica.recipe is not None else DEFAULT_BLOCK_SIZE
+        return msgspec.structs.replace(OWN, block_size=block_size)
+
+    def chains(self, request: RouteRequest, replica: Replica) -> Sequence[Keys]:
+        """The request's prompts in the replica's own keys; none when they cannot be hashed, or nobody knows them."""
+        recipe = self.recipe(replica)
+        if recipe is None or not request.prompt_lengths:
+            return ()
+        return request.hashes.chains(recipe, replica.adapter(request.model))
+
+    def match(self, request: RouteRequest, replicas: Sequence[Replica]) -> dict[ReplicaId, int]:
+        """Tokens of the request that each replica holds or is expected to hold, summed over its prompts."""
+        found: dict[ReplicaId, int] = {}
+        if not request.reads_cache or not request.prompt_lengths:
+            return found
+        groups: dict[tuple[Recipe, Lora | None], list[Replica]] = {}
+        for replica in replicas:
+            recipe = self.recipe(replica)
+            if recipe is not None:
+                groups.setdefault((recipe, replica.adapter(request.model)), []).append(replica)
+        for (recipe, adapter), alike in groups.items():
+            for chain, length in zip(request.hashes.chains(recipe, adapter), request.prompt_lengths, strict=False):
+                for holder, blocks in self._blocks(chain, usable_blocks(length, recipe.block_size), alike):
+                    found[holder] = found.get(holder, 0) + blocks * recipe.block_size
+        return found
+
+    def _blocks(self, chain: Keys, limit: int, replicas: Sequence[Replica]) -> list[tuple[ReplicaId, int]]:
+        gpu = self._index.gpu
+        bits = {gpu.bit(replica.id): replica for replica in replicas}
+        depths = gpu.depths(chain, limit, sum(bits), also=self._predicted.holders)
+        deepest = max((blocks for _, blocks in depths), default=0)
+        self._index.touch(0, chain.keys(deepest)[:deepest])
+        return [
+            (replica.id, blocks - replica.has_eagle)
+            for held, blocks in depths
+            if blocks
+            for bit, replica in bits.items()
+            if held & bit
+        ]
+
+    def holding(self, request: RouteRequest, replica: Replica) -> Holding:
+        """What the replica's own events say that it holds of the whole prompts; expectations do not count."""
+        bit = self._index.gpu.bit(replica.id)
+        held = self._index.gpu.groups.get(0, {})
+        recipe = self.recipe(replica)
+        missing: list[int] = []
+        tokens = 0
+        if recipe is None:
+            return Holding(missing, tokens)
+        for chain, length in zip(self.chains(request, replica), request.prompt_lengths, strict=False):
+            size, blocks = recipe.block_size, length // recipe.block_size
+            keys = chain.keys(blocks)[:blocks]
+            lacking = [(at, key) for at, key in enumerate(keys) if not held.get(key, 0) & bit]
+            leading = min(lacking[0][0] if lacking else len(keys), usable_blocks(length, size))
+            tokens += max(0, leading - replica.has_eagle) * size
+            missing += [key for _, key in lacking]
+        return Holding(missing, tokens)
+
+
+def usable_blocks(prompt_tokens: int, block_size: int) -> int:
+    """How many leading blocks of a prompt vLLM can take from its cache: the last token is always computed anew.
+
+    Source: vLLM 0.32.0, ``KVCacheManager.get_computed_blocks``: the lookup is capped at ``num_tokens - 1``.
+    """
+    return max(0, prompt_tokens - 1) // block_size

@@ -1,0 +1,326 @@
+"""``balancer/healing.py`` through the router: the engine's own figures correct the index, and say where an error came from."""
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from balancer.audit import Cause
+from balancer.core import Decision, Knowledge, Outcome, Truth
+from balancer.healing import MAX_SUSPECTS, SETTLE_SECONDS, Correction
+from balancer.knowledge import TRUSTED_AGAIN
+from balancer.policies.cache_aware import CacheAware
+from balancer.router import Resync, Router
+from indexer.events import AllBlocksCleared, BlockRemoved, KVEvent
+from indexer.index import ReplicaId
+from indexer.stream import Apply, Forget, Lost, Standing
+from indexer.wire import Batch
+from tests.support.routing import MODEL, RANDOM, replica, request, stored, told
+
+A, B = ReplicaId("a"), ReplicaId("b")
+PROMPT = list(range(100, 141))  # 41 tokens: ten full blocks of four and one token
+OTHER = list(range(500, 541))
+KEYS = stored(PROMPT).block_hashes
+
+
+def router(**changes: object) -> Router:
+    made = Router(CacheAware(), "cache_aware")
+    made.put(replica("a", **changes))
+    return made
+
+
+def events(*each: KVEvent, skipped: tuple[str, ...] = ()) -> list[Apply]:
+    return [Apply([Batch(0.0, list(each), None, skipped)])]
+
+
+def ask(owner: Router, tokens: Sequence[int], actual: int | None, now: float, *between: Apply | Forget) -> Decision:
+    """One request of which the engine found ``actual`` tokens; ``between`` comes while it is under way. Judged at once."""
+    decision = owner.route(request(tokens), now, 0.0)
+    owner.observe(A, between)
+    owner.release(decision.lease, Outcome.OK, now, Truth(prompt_tokens=len(tokens), cached_tokens=actual))
+    owner.tick(now + SETTLE_SECONDS)
+    return decision
+
+
+def state(owner: Router) -> tuple[Knowledge, str]:
+    view = owner.view(A, 0.0)
+    return view.state, view.reason
+
+
+def cached(owner: Router, tokens: Sequence[int]) -> int:
+    decision = owner.route(request(tokens), 0.0, 0.0)
+    owner.release(decision.lease, Outcome.CANCELLED, 0.0)
+    return decision.cached_tokens
+
+
+def causes(owner: Router) -> dict[Cause, int]:
+    tally = owner.audit.tallies.get((A, MODEL))
+    return {} if tally is None else {cause: count for cause, count in tally.causes.items() if count}
+
+
+def corrections(owner: Router) -> dict[Correction, int]:
+    return {each: count for each, count in owner.healer.corrections.items() if count}
+
+
+# What is remembered of replicas that do not tell all
+
+
+def test_a_blind_replica_is_known_by_what_was_sent_there() -> None:
+    owner = router(has_events=False, recipe=None)
+    owner.put(replica("b", has_events=False, recipe=None))
+    first = owner.route(request(PROMPT), 0.0, 0.9)
+    owner.release(first.lease, Outcome.OK, 0.0)
+    owner.tick(1e6)
+    for draw in (0.0, 0.9):
+        again = owner.route(request(PROMPT), 1e6, draw)
+        owner.release(again.lease, Outcome.CANCELLED, 1e6)
+        assert (again.replica.id, again.cached_tokens, again.is_predicted) == (first.replica.id, 32, False)
+        assert {each.knowledge for each in again.candidates} == {Knowledge.BLIND}
+
+
+def test_what_failed_or_was_cancelled_is_not_remembered() -> None:
+    owner = router(has_events=False)
+    for outcome in (Outcome.CANCELLED, Outcome.ERROR, Outcome.UNREACHABLE):
+        owner.release(owner.route(request(PROMPT), 0.0, 0.0).lease, outcome, 0.0)
+    assert cached(owner, PROMPT) == 0
+
+
+def test_no_more_is_remembered_than_the_engine_has_room_for() -> None:
+    owner = router(has_events=False, num_gpu_blocks=15)
+    ask(owner, PROMPT, None, 0.0)
+    ask(owner, OTHER, None, 10.0)
+    assert cached(owner, OTHER) == 40
+    assert cached(owner, PROMPT) < 40
+    assert len(owner.predicted) <= 15
+
+
+def test_without_prefix_caching_nothing_is_remembered() -> None:
+    owner = router(has_events=False, has_prefix_caching=False)
+    ask(owner, PROMPT, None, 0.0)
+    assert cached(owner, PROMPT) == 0
+
+
+def test_an_index_that_came_late_fills_as_requests_walk_over_known_chains() -> None:
+    owner = router()
+    owner.observe(A, [Lost(0, 99), *events(stored(PROMPT + OTHER[:8]))])
+    owner.observe(A, events(BlockRemoved(KEYS[:3])))  # its first blocks were stored before we came, as far as we know
+    assert cached(owner, PROMPT) == 0
+    ask(owner, PROMPT, None, 0.0)
+    assert cached(owner, PROMPT) == 40
+    owner.observe(A, events(BlockRemoved(KEYS[1:2])))
+    assert cached(owner, PROMPT) == 4
+
+
+def test_what_was_remembered_is_void_once_all_is_known() -> None:
+    owner = router()
+    owner.observe(A, [Standing(is_connected=True)])
+    ask(owner, PROMPT, None, 0.0)
+    assert cached(owner, PROMPT) == 40
+    owner.observe(A, [Standing(is_connected=True, is_complete=True)])
+    assert state(owner)[0] is Knowledge.EXACT
+    assert cached(owner, PROMPT) == 0
+
+
+def test_an_exact_replica_is_believed_and_nothing_else_remembered() -> None:
+    owner = router()
+    ask(owner, PROMPT, 0, 0.0)
+    assert cached(owner, PROMPT) == 0
+
+
+# The engine says less
+
+
+def test_a_block_missing_twice_drops_its_chain_and_asks_for_a_replay() -> None:
+    owner = router()
+    owner.observe(A, events(stored(PROMPT)))
+    assert ask(owner, PROMPT, 12, 0.0).cached_tokens == 40
+    assert cached(owner, PROMPT) == 40
+    assert state(owner)[0] is Knowledge.PARTIAL
+    assert owner.orders == []
+    ask(owner, PROMPT, 12, 10.0)
+    assert cached(owner, PROMPT) == 12
+    assert [order.replica for order in owner.orders] == [A]
+    assert isinstance(owner.orders[0], Resync)
+    assert corrections(owner) == {Correction.DROPPED: 1}
+    assert [each.cause for each in owner.audit.differences] == [Cause.INDEX, Cause.INDEX]
+    owner.index.check()
+
+
+def test_two_blocks_missing_once_each_drop_nothing() -> None:
+    owner = router()
+    owner.observe(A, events(stored(PROMPT), stored(OTHER)))
+    ask(owner, PROMPT, 12, 0.0)
+    ask(owner, PROMPT, 16, 10.0)
+    ask(owner, OTHER, 12, 20.0)
+    assert cached(owner, PROMPT) == cached(owner, OTHER) == 40
+    assert corrections(owner) == {}
+
+
+def test_an_eviction_before_the_request_was_computed_is_no_error_of_the_index() -> None:
+    owner = router()
+    owner.observe(A, events(stored(PROMPT)))
+    for now in (0.0, 10.0):
+        ask(
+            owner,
+            PROMPT,
+            12,
+            now,
+            *events(BlockRemoved(KEYS[3:4])),
+            *events(msgspec.structs.replace(stored(PROMPT), block_hashes=KEYS[3:4])),
+        )
+    assert causes(owner) == {Cause.ROUTING: 2}
+    assert cached(owner, PROMPT) == 40
+    assert state(owner)[0] is Knowledge.EXACT
+
+
+@pytest.mark.parametrize("news", [events(AllBlocksCleared()), [Forget("restart")]])
+def test_a_clear_before_the_request_was_computed_is_no_error_of_the_index(news: list[Apply | Forget]) -> None:
+    owner = router()
+    owner.observe(A, events(stored(PROMPT)))
+    ask(owner, PROMPT, 0, 0.0, *news)
+    assert causes(owner) == {Cause.ROUTING: 1}
+    assert "cleared" in owner.audit.differences[0].reason
+
+
+def test_blocks_expected_of_requests_under_way_that_never_came_are_expected_no_more() -> None:
+    owner = router()
+    under_way = owner.route(request(PROMPT), 0.0, 0.0)
+    assert ask(owner, PROMPT, 0, 0.0).cached_tokens == 40
+    assert causes(owner) == {Cause.ROUTING: 1}
+    assert corrections(owner) == {Correction.DENIED: 1}
+    assert cached(owner, PROMPT) == 0
+    owner.release(under_way.lease, Outcome.OK, 20.0)
+
+
+def test_remembered_blocks_that_were_not_there_are_forgotten_at_once() -> None:
+    owner = router(has_events=False)
+    ask(owner, PROMPT, None, 0.0)
+    ask(owner, [*PROMPT[:40], 7, 7, 7, 7, 7], 8, 10.0)
+    assert corrections(owner) == {Correction.DENIED: 1}
+    tally = owner.audit.tallies[A, MODEL]
+    assert (tally.compared, tally.estimates, tally.estimates_exact) == (0, 1, 0)
+
+
+# The engine says more
+
+
+def test_what_the_engine_found_is_learnt() -> None:
+    owner = router()
+    owner.observe(A, events(stored(PROMPT[:8])))
+    assert ask(owner, PROMPT, 32, 0.0).cached_tokens == 8
+    assert cached(owner, PROMPT) == 32
+    assert (causes(owner), corrections(owner)) == ({Cause.INDEX: 1}, {Correction.LEARNED: 1})
+    assert "contradicted" in state(owner)[1]
+    owner.observe(A, events(BlockRemoved(KEYS[4:5])))
+    assert cached(owner, PROMPT) == 16
+
+
+def test_blocks_stored_before_the_request_was_computed_are_no_error_of_the_index() -> None:
+    owner = router()
+    ask(owner, PROMPT, 40, 0.0, *events(stored(PROMPT)))
+    assert causes(owner) == {Cause.ROUTING: 1}
+    assert corrections(owner) == {}
+    assert state(owner)[0] is Knowledge.EXACT
+
+
+def test_what_comes_from_another_tier_is_not_taken_for_gpu_blocks() -> None:
+    owner = router()
+    owner.observe(A, events(msgspec.structs.replace(stored(PROMPT), medium="CPU")))
+    decision = ask(owner, PROMPT, 40, 0.0)
+    assert not decision.is_predicted
+    assert corrections(owner) == {}
+    assert cached(owner, PROMPT) == 0
+
+
+# What is said of it
+
+
+def test_right_predictions_restore_the_trust() -> None:
+    owner = router()
+    owner.observe(A, events(stored(PROMPT)))
+    ask(owner, PROMPT, 12, 0.0)
+    for turn in range(TRUSTED_AGAIN):
+        assert state(owner)[0] is Knowledge.PARTIAL
+        ask(owner, PROMPT, 40, 10.0 + turn)
+    assert state(owner)[0] is Knowledge.EXACT
+
+
+def test_another_prompt_length_is_the_workloads() -> None:
+    owner = router()
+    decision = owner.route(request(PROMPT), 0.0, 0.0)
+    owner.release(decision.lease, Outcome.OK, 0.0, Truth(prompt_tokens=44, cached_tokens=8))
+    owner.tick(100.0)
+    assert causes(owner) == {Cause.WORKLOAD: 1}
+    assert state(owner)[0] is Knowledge.EXACT
+
+
+def test_a_difference_is_judged_only_when_its_events_had_time_to_come() -> None:
+    owner = router()
+    owner.observe(A, events(stored(PROMPT)))
+    decision = owner.route(request(PROMPT), 0.0, 0.0)
+    owner.release(decision.lease, Outcome.OK, 0.0, Truth(cached_tokens=12))
+    owner.tick(SETTLE_SECONDS / 2)
+    assert not owner.audit.differences
+    owner.observe(A, events(BlockRemoved(KEYS[3:4])))
+    owner.tick(SETTLE_SECONDS)
+    assert [each.cause for each in owner.audit.differences] == [Cause.ROUTING]
+
+
+def test_a_replica_that_is_gone_is_judged_no_more() -> None:
+    owner = router()
+    owner.observe(A, events(stored(PROMPT)))
+    decision = owner.route(request(PROMPT), 0.0, 0.0)
+    owner.release(decision.lease, Outcome.OK, 0.0, Truth(cached_tokens=12))
+    owner.remove(A)
+    owner.tick(100.0)
+    assert owner.audit.differences[0].cause is Cause.ROUTING
+
+
+def test_suspicions_are_bounded() -> None:
+    owner = router()
+    healer = owner.healer
+    owner.observe(A, events(stored(PROMPT)))
+    decision = owner.route(request(PROMPT), 0.0, 0.0)
+    life = owner.healer.life(A)
+    for at in range(MAX_SUSPECTS + 10):
+        healer.doubt(decision, 0, [10_000_000 + at], 4, life, 0.0)
+    healer.tick(100.0)
+    healer.doubt(decision, 0, [10_000_000], 4, life, 0.0)  # forgotten: missing for the first time again
+    healer.tick(100.0)
+    assert corrections(owner) == {}
+
+
+@pytest.mark.parametrize("reset", [events(AllBlocksCleared()), [Forget("restart")]])
+def test_unreadable_events_make_a_replica_partial_until_its_cache_is_known_to_be_empty(
+    reset: list[Apply | Forget],
+) -> None:
+    owner = router()
+    owner.observe(A, events(stored(PROMPT), skipped=("garbage", "garbage")))
+    assert state(owner) == (Knowledge.PARTIAL, "2 events could not be read")
+    owner.observe(A, reset)
+    assert state(owner)[0] is Knowledge.EXACT
+
+
+def test_more_blocks_than_the_engine_has_are_not_believed() -> None:
+    """Reports of what is merely reused look like stores; counted as copies they would stay for ever."""
+    owner = router(num_gpu_blocks=25)
+    owner.observe(A, events(*[stored(PROMPT)] * 3))
+    owner.tick(0.0)
+    assert state(owner)[0] is Knowledge.PARTIAL
+    assert "more blocks than it has" in state(owner)[1]
+    owner.observe(A, events(BlockRemoved(KEYS[:1])))
+    assert cached(owner, PROMPT) == 0
+    owner.observe(A, events(AllBlocksCleared(), *[stored(PROMPT)] * 2, BlockRemoved(KEYS[:1])))
+    owner.tick(1.0)
+    assert state(owner)[0] is Knowledge.EXACT
+    assert cached(owner, PROMPT) == 40
+
+
+def test_learned_keys_heal_as_computed_ones_do() -> None:
+    owner = router(recipe=None)
+    owner.observe(A, events(told(PROMPT, RANDOM)))
+    assert state(owner)[0] is Knowledge.LEARNED
+    for now in (0.0, 10.0):
+        ask(owner, PROMPT, 12, now)
+    assert corrections(owner) == {Correction.DROPPED: 1}
+    assert cached(owner, PROMPT) == 12
