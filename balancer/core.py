@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from hashing.extras import NO_EXTRAS, Extras, Lora
+from hashing.own import LearnedKeys
 from hashing.recipes import Recipe
 from indexer.index import Keys, ReplicaId
 
@@ -60,7 +61,7 @@ class Replica(msgspec.Struct, frozen=True):
 class PrefixHashes(Protocol):
     """A request's prompts as chains of block keys, made only for the recipes that are asked for."""
 
-    def chains(self, recipe: Recipe, adapter: Lora | None, /) -> Sequence[Keys]:
+    def chains(self, recipe: Recipe | LearnedKeys, adapter: Lora | None, /) -> Sequence[Keys]:
         """One chain for each prompt, or none when they cannot be hashed this way."""
         ...
 
@@ -68,7 +69,7 @@ class PrefixHashes(Protocol):
 class NoHashes:
     """The hashes of a request whose tokens nobody knows."""
 
-    def chains(self, recipe: Recipe, adapter: Lora | None, /) -> Sequence[Keys]:
+    def chains(self, recipe: Recipe | LearnedKeys, adapter: Lora | None, /) -> Sequence[Keys]:
         return ()
 
 

@@ -10,7 +10,9 @@ from hashing.chain import Chain
 from hashing.errors import RecipeError, UnhashableError
 from hashing.extras import Extras, Lora
 from hashing.memory import ChainMemory
+from hashing.own import LearnedKeys, OwnChain
 from hashing.recipes import Recipe
+from indexer.index import Keys
 
 
 class PromptHashes:
@@ -20,17 +22,19 @@ class PromptHashes:
         self._prompts = prompts
         self._salt = salt
         self._memory = memory
-        self._made: dict[tuple[Recipe, Lora | None], list[Chain]] = {}
+        self._made: dict[tuple[Recipe | LearnedKeys, Lora | None], Sequence[Keys]] = {}
 
-    def chains(self, recipe: Recipe, adapter: Lora | None) -> Sequence[Chain]:
+    def chains(self, recipe: Recipe | LearnedKeys, adapter: Lora | None) -> Sequence[Keys]:
         """One chain a prompt; none when a token or an extra has no hash under this recipe."""
         made = self._made.get((recipe, adapter))
         if made is None:
             made = self._made[recipe, adapter] = self._make(recipe, Extras(lora=adapter, salt=self._salt))
         return made
 
-    def _make(self, recipe: Recipe, extras: Extras) -> list[Chain]:
+    def _make(self, recipe: Recipe | LearnedKeys, extras: Extras) -> Sequence[Keys]:
         try:
+            if isinstance(recipe, LearnedKeys):
+                return [OwnChain(recipe, tokens, extras) for tokens in self._prompts]
             return [Chain(recipe, tokens, extras, memory=self._memory) for tokens in self._prompts]
         except (RecipeError, UnhashableError):
             return []

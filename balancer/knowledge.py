@@ -105,6 +105,8 @@ def _judge_keys(recognition: Recognition) -> View:
     if recognition.state is KeyState.LEARNED:
         if recognition.unplaced:
             return View(Knowledge.PARTIAL, f"{recognition.unplaced} blocks could not be placed; {recognition.reason}")
+        if recognition.is_vague:
+            return View(Knowledge.PARTIAL, recognition.reason)
         return View(Knowledge.LEARNED, recognition.reason)
     if recognition.state is KeyState.UNPROVEN:
         if recognition.reason:

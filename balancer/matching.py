@@ -11,9 +11,9 @@ import msgspec
 
 from balancer.core import Replica, RouteRequest
 from hashing.extras import Lora
+from hashing.own import LearnedKeys
 from hashing.recipes import Recipe
 from indexer.index import CacheIndex, Keys, ReplicaId
-from indexer.learned import OWN
 from indexer.predicted import PredictedBlocks
 from indexer.recognition import Recognition
 
@@ -41,7 +41,7 @@ class Matcher:
         self._predicted = predicted
         self._recognitions = recognitions
 
-    def recipe(self, replica: Replica) -> Recipe | None:
+    def recipe(self, replica: Replica) -> Recipe | LearnedKeys | None:
         """What a prompt must be hashed with to be found among this replica's blocks; None where nothing is ever cached.
 
         While nobody can say how it hashes, what was sent there is remembered by a hash of our own.
@@ -52,7 +52,7 @@ class Matcher:
         if known is not None:
             return known
         block_size = replica.recipe.block_size if replica.recipe is not None else DEFAULT_BLOCK_SIZE
-        return msgspec.structs.replace(OWN, block_size=block_size)
+        return LearnedKeys(block_size)
 
     def chains(self, request: RouteRequest, replica: Replica) -> Sequence[Keys]:
         """The request's prompts in the replica's own keys; none when they cannot be hashed, or nobody knows them."""
@@ -66,7 +66,7 @@ class Matcher:
         found: dict[ReplicaId, int] = {}
         if not request.reads_cache or not request.prompt_lengths:
             return found
-        groups: dict[tuple[Recipe, Lora | None], list[Replica]] = {}
+        groups: dict[tuple[Recipe | LearnedKeys, Lora | None], list[Replica]] = {}
         for replica in replicas:
             recipe = self.recipe(replica)
             if recipe is not None:

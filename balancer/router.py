@@ -77,9 +77,9 @@ class Router:
         self.index.add(replica.id)
         known = self.recognitions.get(replica.id)
         if known is None:
-            self.recognitions[replica.id] = Recognition(replica.recipe)
+            self.recognitions[replica.id] = Recognition(replica.recipe, replica.adapters)
         else:
-            known.declare(replica.recipe)
+            known.declare(replica.recipe, replica.adapters)
         if replica.id not in self._losses:
             self._find_whole(replica.id)
         self._unjudged.add(replica.id)

@@ -44,7 +44,7 @@ class Chain:
         memory: ChainMemory | None = None,
     ) -> None:
         self.recipe = recipe
-        self._tokens = _pack(tokens)
+        self._tokens = pack(tokens)
         self._length = len(self._tokens) // recipe.block_size
         self._extras = BlockExtras(recipe, extras)
         self._parent = recipe.none_hash()
@@ -168,7 +168,7 @@ def hash_blocks(recipe: Recipe, parent: bytes, tokens: Sequence[int], extras: It
     Raises:
         UnhashableError: a token is not an integer from 0 to 2**64 - 1.
     """
-    return _hash(recipe, parent, _pack(tokens), extras)
+    return _hash(recipe, parent, pack(tokens), extras)
 
 
 def _hash(recipe: Recipe, parent: bytes, tokens: "array[int]", extras: Iterable[BlockExtra]) -> list[bytes]:
@@ -189,7 +189,7 @@ def _keys(digests: Sequence[bytes]) -> list[int]:
     return [key for (key,) in key_of_digest.iter_unpack(b"".join(digests))]
 
 
-def _pack(tokens: Sequence[int]) -> "array[int]":
+def pack(tokens: Sequence[int]) -> "array[int]":
     # An array takes bytes for its own memory; as a sequence they are tokens below 256.
     items = list(tokens) if isinstance(tokens, (bytes, bytearray)) else tokens
     for typecode in ("I", "Q"):

@@ -6,9 +6,11 @@ be made with to be found among the keys that ``read`` has returned.
 
 Three states. *unproven*: nothing has been seen that could prove the recipe; it is believed. *proven*: an event of this
 incarnation was hashed anew and agreed, with the recipe as declared or with one found by trying the usual differences.
-*learned*: none agreed (a random root, a newer vLLM, another engine), or nobody says what to try; then each event's tokens are
-hashed with a recipe of our own, and its keys are translated. That needs no agreement at all, only the parents: a child whose
-parent was never seen cannot be placed and is dropped.
+*learned*: none agreed (a random root, a newer vLLM, another engine), or nobody says what to try; then its blocks get keys of
+our own, made from their tokens (``learned.py``). That needs no agreement at all, only the parents.
+
+Some events may disagree and refute nothing: those of vLLM before 0.18 do not say whether there was a salt, and an adapter may
+have been loaded from another path since. Only when several have disagreed, and none has agreed, are keys learned.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,17 +23,21 @@ import msgspec
 from hashing.chain import hash_blocks
 from hashing.errors import RecipeError, UnhashableError
 from hashing.external import key_of
-from hashing.extras import from_event
+from hashing.extras import Lora, from_event
+from hashing.own import EXTRAS_FORM, LearnedKeys
 from hashing.recipes import Algorithm, Recipe
-from indexer.events import AllBlocksCleared, BlockStored, KVEvent
+from indexer.events import BlockStored, KVEvent
 from indexer.index import GPU
-from indexer.learned import OWN, LearnedBlocks, dense_tokens
+from indexer.learned import LearnedBlocks, dense_tokens
 
 FULL_ATTENTION: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 """Values of ``kv_cache_spec_kind`` (vLLM 0.22 - 0.32) whose blocks are hit from block 0 on; older engines say nothing."""
 
 USUAL_SEEDS: Final = (None, "0", "42")
 """Values of PYTHONHASHSEED that are tried when the declared one does not agree: unset, and those of most guides."""
+
+MAX_DOUBTS: Final = 8
+"""Different first blocks that disagree without proving anything, after which keys are learned."""
 
 
 class KeyState(StrEnum):
@@ -46,84 +52,146 @@ class Recognition:
     """One replica's keys, read. Changes with ``declare``, ``read`` and ``forget``.
 
     ``declared`` is what the engine and the settings say, its root perhaps unknown; None when they do not say enough.
+    ``adapters`` are those that it serves, with their paths, which events do not tell.
     """
 
-    def __init__(self, declared: Recipe | None) -> None:
+    def __init__(self, declared: Recipe | None, adapters: Sequence[Lora] = ()) -> None:
         self.declared = declared
+        self.adapters = {each.name: each for each in adapters}
         self.state: KeyState
         self.reason: str
         """What was found, in words for an operator; empty while there is nothing to say. Unproven: what speaks against it."""
-        self.recipe: Recipe | None
+        self.recipe: Recipe | LearnedKeys | None
         """What prompts are hashed with; None while nothing is known that could be right."""
+        self.learned: LearnedBlocks
+        """Its blocks by names, as long as the recipe is not proven: so that nothing is missed if it never is."""
+        self.is_hybrid: bool
+        """Whether it has caches besides one of full attention, whose hits follow a rule of their own."""
         self.forget()
 
     def __repr__(self) -> str:
         return f"<Recognition {self.state}: {self.recipe}>"
 
-    def declare(self, recipe: Recipe | None) -> None:
+    def declare(self, recipe: Recipe | None, adapters: Sequence[Lora] = ()) -> None:
         """The engine or the settings say otherwise now; what an event has shown stands until the next incarnation."""
-        is_news, self.declared = recipe != self.declared, recipe
+        named = {each.name: each for each in adapters}
+        is_news = (recipe, named) != (self.declared, self.adapters)
+        self.declared, self.adapters, self.learned.adapters = recipe, named, named
         if is_news and self.state is KeyState.UNPROVEN:
-            self.recipe, self.reason = _usable(recipe), ""
+            self._doubt_nothing()
 
     def forget(self) -> None:
         """Another incarnation: perhaps of another version, certainly with an empty cache."""
-        self.state, self.reason = KeyState.UNPROVEN, ""
-        self.recipe = _usable(self.declared)
-        self.learned = LearnedBlocks()
+        self.state = KeyState.UNPROVEN
+        self.learned = LearnedBlocks(self.adapters)
         self.is_hybrid = False
-        """Whether it has caches besides one of full attention, whose hits follow a rule of their own."""
-        self._void = 0  # blocks read before it was known that they had to be translated
+        self._doubt_nothing()
+
+    def _doubt_nothing(self) -> None:
+        self.recipe, self.reason = _usable(self.declared), ""
+        self._doubts: set[int] = set()
+        self._tells_extras = True
 
     @property
     def unplaced(self) -> int:
-        """Blocks that could not be translated: their parent was never seen, they came without tokens or too early."""
-        return self._void + self.learned.unplaced
+        """Blocks that are there and have no key, for their parent was never seen or they came without tokens."""
+        return self.learned.unplaced if self.state is KeyState.LEARNED else 0
+
+    @property
+    def is_vague(self) -> bool:
+        """Whether different prompts may have the same key: what is found is a hint and no promise."""
+        return isinstance(self.recipe, LearnedKeys) and not self.recipe.tells_extras
 
     def read(self, events: Sequence[KVEvent]) -> tuple[Sequence[KVEvent], bool]:
-        """The events with the keys that the index uses, and whether all that was read before is void."""
+        """The events with the keys that the index uses, and whether all that was read before is void.
+
+        When it is, the events store all that is known to be there.
+        """
         if self.state is KeyState.PROVEN:
             return events, False
         # Looked for only until the recipe is proven: vLLM announces all groups of a step in one batch.
         self.is_hybrid = self.is_hybrid or any(map(_is_of_another_group, events))
-        is_first = self.state is KeyState.UNPROVEN
-        if is_first:
-            self._look_for_proof(events)
         if self.state is KeyState.LEARNED:
-            if AllBlocksCleared() in events:
-                self._void = 0
-            return list(self.learned.read(events)), is_first
-        if self.state is KeyState.UNPROVEN:
-            self._count_void(events)
-        return events, False
+            return self.learned.read(events), False
+        self.state = found = self._look_for_proof(events)
+        if found is KeyState.PROVEN:
+            self.learned = LearnedBlocks()
+            return events, False
+        self.learned.read(events)
+        if found is KeyState.UNPROVEN:
+            return events, False
+        self.recipe = LearnedKeys(self.learned.hash_block_size, self._tells_extras)
+        return list(self.learned.restate()), True
 
     # Proof
 
-    def _look_for_proof(self, events: Sequence[KVEvent]) -> None:
+    def _look_for_proof(self, events: Sequence[KVEvent]) -> KeyState:
         for event in events:
-            if isinstance(event, BlockStored) and _can_prove(event):
-                self._prove(event)
-                if self.state is not KeyState.UNPROVEN:
-                    return
+            if isinstance(event, BlockStored) and self._can_prove(event):
+                found = next((each for each in self._candidates(event.block_size) if self._agrees(each, event)), None)
+                if found is not None:
+                    self.recipe, self.reason = found, _differences(self.declared, found)
+                    return KeyState.PROVEN
+                if self._is_refuted_by(event):
+                    return KeyState.LEARNED
+        return KeyState.UNPROVEN
 
-    def _prove(self, event: BlockStored) -> None:
-        found = next((each for each in self._candidates(event.block_size) if _agrees(each, event)), None)
-        if found is not None:
-            self.state, self.recipe, self.reason = KeyState.PROVEN, found, _differences(self.declared, found)
-            return
-        tells_extras = event.extras() is not None
-        if not tells_extras and self.recipe is not None:
-            # vLLM before 0.18 publishes no extra keys: this may have been a prompt with a salt.
-            self.reason = "an event disagrees with its recipe (of a prompt with a cache salt, or hash_seed is wrong)"
-            return
-        self.state = KeyState.LEARNED
-        self.recipe = msgspec.structs.replace(OWN, block_size=event.block_size)
+    def _is_refuted_by(self, event: BlockStored) -> bool:
+        """Whether no recipe can be right, now that the event agrees with none."""
+        self._tells_extras = event.extras() is not None
+        if self.recipe is not None and (doubt := self._doubt(event)):
+            self.reason = doubt
+            self._doubts.add(event.block_hashes[0])
+            if len(self._doubts) < MAX_DOUBTS:
+                return False
         if self.declared is None:
             self.reason = "how it hashes is not known; its keys are learned from its events"
         else:
             self.reason = "its hashes agree with no recipe that is known here; they are learned from its events"
-        if not tells_extras:
+        if not self._tells_extras:
             self.reason += ", which do not tell salted prompts from others (vLLM before 0.18)"
+        return True
+
+    def _doubt(self, event: BlockStored) -> str:
+        """Why the event may disagree with a recipe that is right; empty where it may not."""
+        if not self._tells_extras:
+            return "an event disagrees with its recipe (of a prompt with a cache salt, or hash_seed is wrong)"
+        if event.lora_name is not None:
+            return f"an event of the adapter '{event.lora_name}' disagrees with its recipe (or with the adapter's path)"
+        return ""
+
+    def _can_prove(self, event: BlockStored) -> bool:
+        """Whether the event begins a prompt on the GPU: then its first hash depends on the recipe and on what is known.
+
+        Only group 0 counts, as in matching: others may have another block size. An adapter has to be one whose path is known.
+        """
+        if event.parent_block_hash is not None or not event.block_hashes:
+            return False
+        if event.group_idx or event.medium not in {None, GPU} or not self._has_known_path(event):
+            return False
+        try:
+            from_event(EXTRAS_FORM, _first_extra(event), None)
+            return dense_tokens(event) is not None
+        except (UnhashableError, msgspec.MsgspecError):
+            return False
+
+    def _has_known_path(self, event: BlockStored) -> bool:
+        """Whether nothing about the event's adapter is missing; without a declared recipe there is nothing to miss it."""
+        if event.lora_name is None:
+            return event.lora_id is None
+        adapter = self.adapters.get(event.lora_name)
+        return self.declared is None or (adapter is not None and adapter.path is not None)
+
+    def _agrees(self, candidate: Recipe, event: BlockStored) -> bool:
+        """Whether the candidate gives the event's first hash; all others follow from it."""
+        lora = None if event.lora_name is None else self.adapters.get(event.lora_name)
+        try:
+            extra = from_event(candidate, _first_extra(event), lora)
+            tokens = event.tokens()[: candidate.block_size]
+            digests = hash_blocks(candidate, candidate.none_hash(), tokens, [extra])
+        except (RecipeError, UnhashableError):
+            return False
+        return [key_of(digest) for digest in digests] == event.block_hashes[:1]
 
     def _candidates(self, block_size: int) -> Iterator[Recipe]:
         """The declared recipe first, then what most often differs from it.
@@ -137,13 +205,6 @@ class Recognition:
             yield msgspec.structs.replace(
                 self.declared, algorithm=algorithm, seed=seed, root=None, block_size=block_size
             )
-
-    def _count_void(self, events: Sequence[KVEvent]) -> None:
-        for event in events:
-            if isinstance(event, BlockStored):
-                self._void += len(event.block_hashes)
-            elif isinstance(event, AllBlocksCleared):
-                self._void = 0
 
 
 def _usable(declared: Recipe | None) -> Recipe | None:
@@ -161,37 +222,10 @@ def _is_of_another_group(event: KVEvent) -> bool:
     return bool(event.group_idx) or event.kv_cache_spec_kind not in FULL_ATTENTION
 
 
-def _can_prove(event: BlockStored) -> bool:
-    """Whether the event begins a prompt of the base model on the GPU: then its first hash depends on the recipe alone.
-
-    Only group 0 counts, as in matching: others may have another block size. An adapter's path is not in its events.
-    """
-    if event.parent_block_hash is not None or not event.block_hashes:
-        return False
-    if event.lora_name is not None or event.lora_id is not None:
-        return False
-    if event.group_idx or event.medium not in {None, GPU}:
-        return False
-    try:
-        from_event(OWN, _first_extra(event), None)
-        return dense_tokens(event) is not None
-    except (UnhashableError, msgspec.MsgspecError):
-        return False
-
-
-def _agrees(candidate: Recipe, event: BlockStored) -> bool:
-    """Whether the candidate gives the event's first hash; all others follow from it."""
-    try:
-        extra = from_event(candidate, _first_extra(event), None)
-        tokens = event.tokens()[: candidate.block_size]
-        digests = hash_blocks(candidate, candidate.none_hash(), tokens, [extra])
-    except (RecipeError, UnhashableError):
-        return False
-    return [key_of(digest) for digest in digests] == event.block_hashes[:1]
-
-
 def _first_extra(event: BlockStored) -> Sequence[Any] | None:
     published = event.extras()
+    if published is None:  # vLLM before 0.18 tells the adapter alone
+        return None if event.lora_name is None else [event.lora_name]
     return published[0] if published else None
 
 

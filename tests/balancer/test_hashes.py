@@ -4,6 +4,7 @@ from balancer.hashes import PromptHashes
 from hashing.chain import Chain
 from hashing.extras import Extras, Lora
 from hashing.memory import ChainMemory
+from hashing.own import LearnedKeys, OwnChain
 from hashing.recipes import Recipe
 from tests.support.routing import RECIPE
 
@@ -36,3 +37,13 @@ def test_tokens_without_a_hash_have_no_chain() -> None:
 
 def test_an_engine_with_a_random_root_has_no_chain() -> None:
     assert PromptHashes([TOKENS], None, None).chains(Recipe(block_size=4, unseeded="random"), None) == []
+
+
+def test_keys_that_are_learned_are_our_own() -> None:
+    lora = Lora("sql", "/adapters/sql")
+    hashes = PromptHashes([TOKENS], "salt", ChainMemory(1 << 20))
+    for learned in (LearnedKeys(4), LearnedKeys(4, tells_extras=False)):
+        (made,) = hashes.chains(learned, lora)
+        assert made.keys(99) == OwnChain(learned, TOKENS, Extras(lora=lora, salt="salt")).keys(99)
+        assert hashes.chains(learned, lora)[0] is made
+    assert PromptHashes([[-1] * 8], None, None).chains(LearnedKeys(4), None) == []

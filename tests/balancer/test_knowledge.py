@@ -48,6 +48,9 @@ STATES = {
         {}, WELL, 0, Knowledge.PARTIAL, "sliding-window or other caches",
     ),
     "learned": (seen(RECIPE, told(TOKENS, RANDOM)), {}, WELL, 0, Knowledge.LEARNED, "its hashes agree with no recipe"),
+    "vague": (
+        seen(Recipe.for_version("0.14.0"), SILENT), {}, WELL, 0, Knowledge.PARTIAL, "do not tell salted prompts from others",
+    ),
     "contradicted": (
         seen(OLD, SILENT), {}, WELL, 0, Knowledge.PARTIAL, "an event disagrees with its recipe",
     ),

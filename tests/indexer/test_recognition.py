@@ -5,7 +5,7 @@ Engines here hash by a recipe with a root of any choice; what they announce is b
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 import pytest
@@ -14,68 +14,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hashing.chain import Chain
-from hashing.extras import NO_EXTRAS, BlockExtras, Extras, Lora, MultimodalItem
+from hashing.extras import NO_EXTRAS, Extras, Lora, MultimodalItem
+from hashing.own import LearnedKeys, OwnChain
 from hashing.recipes import Algorithm, Recipe
 from indexer.events import EMPTY, NIL, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from indexer.index import CacheIndex, ReplicaId, Tier
-from indexer.learned import OWN
-from indexer.recognition import KeyState, Recognition
-
-SIZE = 4
-ROOT = b"\x07" * 32
-DECLARED = Recipe.for_version("0.32.0", block_size=SIZE)
-RANDOM = msgspec.structs.replace(DECLARED, root=ROOT)
-"""An engine whose root nobody can know."""
-
-PUBLISHED = Recipe(lora_form="name", multimodal_form="offset", salt_form="plain", embeds_form="plain")
-"""The form in which every release tells the extras."""
+from indexer.recognition import MAX_DOUBTS, KeyState, Recognition
+from tests.indexer.announced import DECLARED, LORA, RANDOM, ROOT, SIZE, TOKENS, raw, removed, silent, stored
 
 CLEARED = AllBlocksCleared()
-TOKENS = list(range(100, 140))
-LORA = Lora("sql", "/adapters/sql", 3)
 A = ReplicaId("a")
-
-
-def raw(value: Any) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.msgpack.encode(value))
-
-
-def stored(
-    recipe: Recipe,
-    tokens: Sequence[int] = TOKENS,
-    first: int = 0,
-    last: int | None = None,
-    extras: Extras = NO_EXTRAS,
-    **changes: Any,
-) -> BlockStored:
-    """What an engine with this recipe announces of blocks [first, last) of a prompt, as vLLM 0.32 does."""
-    chain = Chain(recipe, tokens, extras)
-    keys, size = chain.keys(len(chain)), recipe.block_size
-    last = len(chain) if last is None else last
-    published = BlockExtras(msgspec.structs.replace(PUBLISHED, block_size=size), extras)
-    plain = BlockStored(
-        block_hashes=list(keys[first:last]),
-        parent_block_hash=keys[first - 1] if first else None,
-        token_ids=raw(list(tokens[first * size : last * size])),
-        block_size=size,
-        lora_id=extras.lora.id if extras.lora else None,
-        medium="GPU",
-        lora_name=extras.lora.name if extras.lora else None,
-        extra_keys=raw(list(published.of(first, last))),
-        group_idx=0,
-    )
-    return msgspec.structs.replace(plain, **changes)
-
-
-def removed(event: BlockStored) -> BlockRemoved:
-    """All blocks of the event at once."""
-    return BlockRemoved(event.block_hashes, event.medium, event.group_idx, event.locality, event.ownership)
 
 
 def wanted(recognition: Recognition, tokens: Sequence[int] = TOKENS, extras: Extras = NO_EXTRAS) -> list[int]:
     """The keys by which a request's blocks are looked for."""
-    assert recognition.recipe is not None
-    chain = Chain(recognition.recipe, tokens, extras)
+    recipe = recognition.recipe
+    assert recipe is not None
+    chain = OwnChain(recipe, tokens, extras) if isinstance(recipe, LearnedKeys) else Chain(recipe, tokens, extras)
     return list(chain.keys(len(chain)))
 
 
@@ -83,15 +38,15 @@ def keys(events: Sequence[KVEvent]) -> list[list[int]]:
     return [event.block_hashes for event in events if not isinstance(event, AllBlocksCleared)]
 
 
-def learned(*before: KVEvent) -> Recognition:
-    """One that has seen that nothing agrees; ``before`` is what it has read besides."""
-    recognition = Recognition(DECLARED)
-    _, is_void = recognition.read([stored(RANDOM, [1] * SIZE), *before])
+def learned() -> Recognition:
+    """One that has seen that nothing agrees."""
+    recognition = Recognition(DECLARED, [LORA])
+    _, is_void = recognition.read([stored(RANDOM, [1] * SIZE)])
     assert is_void
     return recognition
 
 
-def standing(recognition: Recognition) -> tuple[KeyState, Recipe | None]:
+def standing(recognition: Recognition) -> tuple[KeyState, Recipe | LearnedKeys | None]:
     """A call, for mypy takes an attribute that was compared once for settled."""
     return recognition.state, recognition.recipe
 
@@ -201,9 +156,8 @@ def test_what_proves_nothing_leaves_everything_as_it_was(name: str) -> None:
 @pytest.mark.parametrize("tokens", [[-1] * 40, [1 << 63] * 40])
 def test_tokens_that_cannot_be_hashed_never_raise(tokens: list[int]) -> None:
     recognition = Recognition(DECLARED)
-    passed, _ = recognition.read([stored(RANDOM, token_ids=raw(tokens)), stored(DECLARED)])
+    recognition.read([stored(RANDOM, token_ids=raw(tokens)), stored(DECLARED)])
     assert recognition.state is KeyState.LEARNED
-    assert len(keys(passed)) == 2
 
 
 @given(
@@ -234,12 +188,12 @@ def test_the_first_event_that_can_prove_does() -> None:
 # vLLM before 0.18: events do not say whether there was a salt
 
 
-def silent(recipe: Recipe, extras: Extras = NO_EXTRAS) -> BlockStored:
-    return stored(recipe, extras=extras, extra_keys=NIL)
+def old_release(seed: str | None = "7") -> Recipe:
+    return Recipe.for_version("0.14.0", block_size=SIZE, seed=seed)
 
 
 def test_an_old_release_may_have_begun_with_a_salted_prompt() -> None:
-    old = Recipe.for_version("0.14.0", block_size=SIZE, seed="7")
+    old = old_release()
     recognition = Recognition(old)
     event = silent(old, Extras(salt="pepper"))
     assert recognition.read([event]) == ([event], False)
@@ -251,24 +205,41 @@ def test_an_old_release_may_have_begun_with_a_salted_prompt() -> None:
 
 
 def test_an_image_in_a_later_block_does_not_hide_that_an_old_release_agrees() -> None:
-    old = Recipe.for_version("0.14.0", block_size=SIZE, seed="7")
+    old = old_release()
     recognition = Recognition(old)
     recognition.read([silent(old, Extras(multimodal=(MultimodalItem("cat", 9, 3),)))])
     assert recognition.state is KeyState.PROVEN
 
 
 def test_an_old_release_of_an_unknown_root_is_learned_and_says_what_it_cannot_know() -> None:
-    old = Recipe.for_version("0.14.0", block_size=SIZE)
+    old = old_release(seed=None)
     recognition = Recognition(old)
     assert recognition.recipe is None, "nothing that prompts could be hashed with"
     passed, is_void = recognition.read([silent(msgspec.structs.replace(old, root=ROOT))])
-    assert (recognition.state, is_void) == (KeyState.LEARNED, True)
+    assert (recognition.state, is_void, recognition.is_vague) == (KeyState.LEARNED, True, True)
     assert keys(passed) == [wanted(recognition)]
+    assert wanted(recognition, extras=Extras(salt="pepper")) == wanted(recognition), "a hint is better than nothing"
     assert "before 0.18" in recognition.reason
 
 
-def test_an_adapter_is_told_apart_by_its_name_alone() -> None:
-    old = msgspec.structs.replace(Recipe.for_version("0.14.0", block_size=SIZE), root=ROOT)
+def test_an_old_release_with_another_seed_is_learned_once_enough_prompts_disagree() -> None:
+    recognition = Recognition(old_release(seed="7"))
+    other = msgspec.structs.replace(old_release(), seed="8")
+    prompts = [[at] * 8 for at in range(MAX_DOUBTS)]
+    for prompt in [*prompts[:-1], *prompts[:-1]]:
+        assert recognition.read([silent(other, tokens=prompt)])[1] is False, "the same prompt again is one doubt"
+    assert standing(recognition) == (KeyState.UNPROVEN, old_release())
+    passed, is_void = recognition.read([silent(other, tokens=prompts[-1])])
+    assert (recognition.state, is_void, recognition.is_vague) == (KeyState.LEARNED, True, True)
+    held = [key for event in keys(passed) for key in event]
+    assert Counter(held) == Counter(key for prompt in [*prompts, *prompts[:-1]] for key in wanted(recognition, prompt))
+
+
+def test_an_adapter_of_an_old_release_proves_and_is_learned_by_its_name() -> None:
+    recognition = Recognition(old_release(), [LORA])
+    recognition.read([silent(old_release(), Extras(lora=LORA))])
+    assert recognition.state is KeyState.PROVEN
+    old = msgspec.structs.replace(old_release(), root=ROOT)
     recognition = learned()
     passed, _ = recognition.read([silent(old), silent(old, Extras(lora=LORA))])
     assert keys(passed) == [wanted(recognition), wanted(recognition, extras=Extras(lora=LORA))]
@@ -277,34 +248,103 @@ def test_an_adapter_is_told_apart_by_its_name_alone() -> None:
     assert recognition.unplaced == 2
 
 
+# Adapters
+
+
+def of_adapter(recipe: Recipe, adapter: Lora = LORA, tokens: Sequence[int] = TOKENS) -> BlockStored:
+    return stored(recipe, tokens, extras=Extras(lora=adapter))
+
+
+MOVED = Lora(LORA.name, "/adapters/newer", LORA.id)
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.22.0"])
+def test_adapters_whose_paths_are_known_prove_alone(version: str) -> None:
+    recipe = Recipe.for_version(version, block_size=SIZE, seed="0")
+    recognition = Recognition(msgspec.structs.replace(recipe, seed="7"), [LORA])
+    recognition.read([of_adapter(recipe)])
+    assert standing(recognition) == (KeyState.PROVEN, recipe)
+
+
+def test_an_adapter_that_is_declared_later_proves_then() -> None:
+    recognition = Recognition(DECLARED)
+    recognition.read([of_adapter(DECLARED)])
+    assert recognition.state is KeyState.UNPROVEN
+    recognition.declare(DECLARED, [LORA])
+    recognition.read([of_adapter(DECLARED)])
+    assert standing(recognition) == (KeyState.PROVEN, DECLARED)
+
+
+def test_an_adapter_that_disagrees_may_have_been_moved() -> None:
+    recognition = Recognition(DECLARED, [LORA])
+    assert recognition.read([of_adapter(DECLARED, MOVED)])[1] is False
+    assert standing(recognition) == (KeyState.UNPROVEN, DECLARED)
+    assert "'sql'" in recognition.reason
+    assert "path" in recognition.reason
+    recognition.declare(DECLARED, [MOVED])
+    assert not recognition.reason, "what was said of another path"
+    recognition.read([of_adapter(DECLARED, MOVED)])
+    assert recognition.state is KeyState.PROVEN
+
+
+def test_adapters_alone_show_in_the_end_that_the_root_is_another() -> None:
+    recognition = Recognition(DECLARED, [LORA])
+    for at in range(MAX_DOUBTS):
+        assert recognition.state is KeyState.UNPROVEN
+        passed, is_void = recognition.read([of_adapter(RANDOM, tokens=[at] * 8)])
+    assert standing(recognition) == (KeyState.LEARNED, LearnedKeys(SIZE))
+    assert (is_void, recognition.is_vague) == (True, False)
+    assert Counter(key for event in keys(passed) for key in event) == Counter(
+        key for at in range(MAX_DOUBTS) for key in wanted(recognition, [at] * 8, Extras(lora=LORA))
+    )
+
+
+def test_without_a_declared_recipe_an_adapter_is_enough_to_begin_with() -> None:
+    recognition = Recognition(None)
+    passed, is_void = recognition.read([of_adapter(RANDOM)])
+    assert (recognition.state, is_void) == (KeyState.LEARNED, True)
+    assert keys(passed) == [wanted(recognition, extras=Extras(lora=Lora(LORA.name)))]
+
+
+def test_blocks_of_an_adapter_that_was_moved_are_those_of_the_new_one() -> None:
+    recognition = learned()
+    old, _ = recognition.read([of_adapter(RANDOM)])
+    recognition.declare(DECLARED, [MOVED])
+    new, _ = recognition.read([of_adapter(RANDOM, MOVED)])
+    assert keys(new) == [wanted(recognition, extras=Extras(lora=MOVED))]
+    assert not set(keys(new)[0]) & set(keys(old)[0])
+
+
 # Learned keys
 
 
-def test_a_random_root_is_learned_from_the_first_event_on() -> None:
+def test_a_random_root_is_learned_and_nothing_of_before_is_lost() -> None:
     recognition = Recognition(DECLARED)
-    before = stored(RANDOM, [5] * 12, first=1)
-    assert recognition.read([before]) == ([before], False)
-    passed, is_void = recognition.read([CLEARED, stored(RANDOM, last=3), stored(RANDOM, first=3), CLEARED])
+    before, tail, head = stored(RANDOM, [5] * 12, first=1), stored(RANDOM, first=3), stored(RANDOM, last=3)
+    assert recognition.read([CLEARED, before, tail]) == ([CLEARED, before, tail], False)
+    passed, is_void = recognition.read([head, stored(RANDOM, [5] * 12, medium="CPU")])
     assert is_void
-    assert standing(recognition) == (KeyState.LEARNED, msgspec.structs.replace(OWN, block_size=SIZE))
+    assert standing(recognition) == (KeyState.LEARNED, LearnedKeys(SIZE))
     assert recognition.reason
-    assert keys(passed) == [wanted(recognition)[:3], wanted(recognition)[3:]]
-    assert passed[0] == passed[3] == CLEARED
+    index = CacheIndex()
+    index.add(A)
+    index.apply(A, passed)
+    five = wanted(recognition, [5] * 12)
+    assert index.gpu.held(A) == Counter([*wanted(recognition), *five[1:]])
+    assert index.tiers[Tier("CPU")].held(A) == Counter(five)
+    assert recognition.unplaced == 0
     passed, is_void = recognition.read([stored(RANDOM, [8] * 9)])
     assert (keys(passed), is_void) == ([wanted(recognition, [8] * 9)], False)
 
 
-def test_all_else_about_an_event_is_kept() -> None:
-    recognition = learned()
-    event = stored(RANDOM, medium="GPU", group_idx=0, kv_cache_spec_kind="full_attention", session_id="s")
-    (passed,), _ = recognition.read([event])
-    assert isinstance(passed, BlockStored)
-    assert msgspec.structs.replace(passed, block_hashes=event.block_hashes) == event
-    (child,), _ = recognition.read([stored(RANDOM, first=2)])
-    assert isinstance(child, BlockStored)
-    assert child.parent_block_hash is None, "the engine's name for it would mean nothing"
-    (gone,), _ = recognition.read([removed(event)])
-    assert gone == BlockRemoved(passed.block_hashes, "GPU", 0)
+def test_what_has_no_place_is_counted_from_then_on() -> None:
+    recognition = Recognition(DECLARED)
+    recognition.read([stored(RANDOM, first=2)])
+    assert recognition.unplaced == 0, "its hashes are believed"
+    recognition.read([stored(RANDOM, [5] * 8)])
+    assert (recognition.state, recognition.unplaced) == (KeyState.LEARNED, 8)
+    recognition.read([CLEARED])
+    assert recognition.unplaced == 0
 
 
 def test_without_a_declared_recipe_nothing_is_guessed() -> None:
@@ -313,149 +353,16 @@ def test_without_a_declared_recipe_nothing_is_guessed() -> None:
     assert recognition.recipe is None
     passed, is_void = recognition.read([stored(DECLARED), stored(DECLARED, extras=Extras(salt="pepper"))])
     assert (recognition.state, is_void) == (KeyState.LEARNED, True)
-    assert keys(passed) == [wanted(recognition), wanted(recognition, extras=Extras(salt="pepper"))]
+    assert keys(passed) == [[*wanted(recognition), *wanted(recognition, extras=Extras(salt="pepper"))]]
     assert "not known" in recognition.reason
-
-
-EXTRAS = {
-    "salt": Extras(salt="pepper"),
-    "salt like an adapter": Extras(lora=LORA, salt="sql"),
-    "salt of one letter": Extras(lora=Lora("s", "/s"), salt="s"),
-    "adapter": Extras(lora=LORA),
-    "images": Extras(
-        multimodal=(MultimodalItem("cat", 2, 7), MultimodalItem("cat", 10, 2), MultimodalItem("s", 12, 30))
-    ),
-    "all": Extras(lora=LORA, multimodal=(MultimodalItem("sql", 0, 9),), salt="sql"),
-}
-
-
-@pytest.mark.parametrize("name", EXTRAS)
-@pytest.mark.parametrize("version", ["0.32.0", "0.22.0"])
-def test_learned_keys_are_those_that_a_request_computes(name: str, version: str) -> None:
-    extras = EXTRAS[name]
-    engine = msgspec.structs.replace(Recipe.for_version(version, block_size=SIZE), root=ROOT)
-    recognition = learned()
-    passed, _ = recognition.read([stored(engine, extras=extras, last=2), stored(engine, extras=extras, first=2)])
-    expected = wanted(recognition, extras=extras)
-    assert keys(passed) == [expected[:2], expected[2:]]
-    assert expected[0] != wanted(recognition)[0]
-    assert recognition.unplaced == 0
-
-
-def test_prompt_embeddings_are_part_of_the_key() -> None:
-    embeds = Extras(embeds=tuple(bytes([at]) * 32 for at in range(3)))
-    recognition = learned()
-    passed, _ = recognition.read([stored(RANDOM, [0] * 12, extras=embeds)])
-    assert keys(passed) == [wanted(recognition, [0] * 12, embeds)]
-
-
-def test_a_child_whose_parent_was_never_seen_has_no_place() -> None:
-    recognition = learned()
-    event = stored(RANDOM, first=2)
-    passed, _ = recognition.read([event, removed(event)])
-    assert keys(passed) == [[], []]
-    assert recognition.unplaced == 8
-    recognition.read([CLEARED])
-    assert recognition.unplaced == 0, "what is gone is not missed"
-
-
-def test_what_came_before_it_was_clear_what_to_do_is_missed_until_it_is_gone() -> None:
-    recognition = Recognition(DECLARED)
-    recognition.read([stored(RANDOM, first=2)])
-    recognition.read([stored(RANDOM, [5] * 8)])
-    assert (recognition.state, recognition.unplaced) == (KeyState.LEARNED, 8)
-    recognition.read([CLEARED])
-    assert recognition.unplaced == 0
-    recognition = Recognition(DECLARED)
-    recognition.read([stored(RANDOM, first=2)])
-    recognition.read([CLEARED])
-    recognition.read([stored(RANDOM, [5] * 8)])
-    assert recognition.unplaced == 0
-
-
-def test_every_copy_is_taken_back_once() -> None:
-    recognition = learned()
-    event = stored(RANDOM)
-    passed, _ = recognition.read([event, event, event, *[removed(event)] * 4])
-    assert keys(passed) == [*[wanted(recognition)] * 6, []], "the fourth was never stored"
-    passed, _ = recognition.read([stored(RANDOM, first=2)])
-    assert keys(passed) == [[]], "and its parent is gone with the last"
-
-
-def test_a_parent_is_known_as_long_as_a_copy_is_left() -> None:
-    recognition = learned()
-    event = stored(RANDOM, last=2)
-    recognition.read([event, event, removed(event)])
-    passed, _ = recognition.read([stored(RANDOM, first=2)])
-    assert keys(passed) == [wanted(recognition)[2:]]
-
-
-def test_a_clear_forgets_names_of_the_gpu_and_no_others() -> None:
-    recognition = learned()
-    gpu, cpu = stored(RANDOM), stored(RANDOM, medium="CPU")
-    lower = stored(RANDOM, medium="cpu")  # as Mooncake's connector writes it: the same tier to the index
-    passed, _ = recognition.read([gpu, gpu, cpu, CLEARED, removed(gpu), removed(lower), removed(cpu)])
-    expected = wanted(recognition)
-    assert keys(passed) == [expected, expected, expected, [], expected, []]
-
-
-def test_placeholders_and_events_without_extras_are_the_blocks_that_the_gpu_has_described() -> None:
-    recognition = learned()
-    salted = stored(RANDOM, extras=Extras(salt="pepper"))
-    placeholder = BlockStored(salted.block_hashes[1::2], None, EMPTY, 0, medium="CPU", group_idx=0)
-    bare = msgspec.structs.replace(salted, extra_keys=NIL, medium="STORAGE", ownership="kvcr", locality="REMOTE")
-    passed, _ = recognition.read([salted, placeholder, bare, removed(placeholder), removed(bare)])
-    expected = wanted(recognition, extras=Extras(salt="pepper"))
-    assert keys(passed) == [expected, expected[1::2], expected, expected[1::2], expected]
-    passed, _ = recognition.read([BlockStored([1, *salted.block_hashes], None, EMPTY, 0, medium="CPU")])
-    assert keys(passed) == [[]], "one that is not known makes their places uncertain"
-    assert recognition.unplaced == 11
-
-
-def test_sparse_spans_have_no_place() -> None:
-    recognition = learned()
-    event = stored(RANDOM)
-    passed, _ = recognition.read([msgspec.structs.replace(event, block_hashes=event.block_hashes[1::2])])
-    assert keys(passed) == [[]]
-    assert recognition.unplaced == 5
-
-
-def test_groups_of_other_block_sizes_use_the_same_hashes_for_other_tokens() -> None:
-    """Hybrid models: the coarser group has every second hash of the finer one."""
-    recognition = learned()
-    fine = stored(RANDOM, group_idx=1)
-    coarse = msgspec.structs.replace(fine, block_hashes=fine.block_hashes[1::2], block_size=2 * SIZE, group_idx=0)
-    double = msgspec.structs.replace(OWN, block_size=2 * SIZE)
-    expected = [Chain(double, TOKENS).keys(5), wanted(recognition)]
-    passed, _ = recognition.read([coarse, fine, removed(coarse), removed(fine)])
-    assert keys(passed) == [*expected, *expected]
-    passed, _ = recognition.read([fine, coarse, removed(coarse), removed(fine)])
-    assert keys(passed) == [*expected[::-1], *expected]
-
-
-@pytest.mark.parametrize(
-    "extras", [5, [None], [[{"new": 1}]] * 10, [["cat", 1, 2]] * 10, [[None]] * 10, {"a": 1}, [7] * 10]
-)
-def test_extras_of_unknown_shape_cost_their_event(extras: Any) -> None:
-    recognition = learned()
-    passed, _ = recognition.read([stored(RANDOM, extra_keys=raw(extras)), stored(RANDOM, [3] * SIZE)])
-    told = 1 if extras == [None] else 0
-    assert [len(each) for each in keys(passed)] == [told, 1]
-    assert recognition.unplaced == 10 - told
-
-
-def test_an_adapter_called_like_a_salt_is_another_prefix() -> None:
-    recognition = learned()
-    passed, _ = recognition.read([stored(RANDOM, extras=Extras(lora=LORA)), stored(RANDOM, extras=Extras(salt="sql"))])
-    adapter, salt = keys(passed)
-    assert not set(adapter) & set(salt)
 
 
 # Incarnations
 
 
 def test_another_incarnation_is_proven_anew() -> None:
-    recognition = learned(stored(RANDOM))
+    recognition = learned()
+    recognition.read([stored(RANDOM)])
     recognition.forget()
     assert (recognition.state, recognition.recipe, recognition.reason) == (KeyState.UNPROVEN, DECLARED, "")
     other = msgspec.structs.replace(DECLARED, root=b"\x08" * 32)
@@ -476,7 +383,7 @@ def test_what_is_declared_counts_until_an_event_has_spoken() -> None:
     assert standing(recognition)[1] is None, "a root that is drawn at random"
     recognition.read([stored(RANDOM)])
     recognition.declare(DECLARED)
-    assert standing(recognition) == (KeyState.LEARNED, msgspec.structs.replace(OWN, block_size=SIZE))
+    assert standing(recognition) == (KeyState.LEARNED, LearnedKeys(SIZE))
     recognition.forget()
     assert standing(recognition) == (KeyState.UNPROVEN, DECLARED)
 
@@ -506,7 +413,7 @@ class Life(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.recognition = Recognition(None)
+        self.recognition = Recognition(None, [LORA])
         self.index = CacheIndex()
         self.index.add(A)
         self.held: Counter[int] = Counter()  # the truth, by the engine's names
@@ -536,11 +443,9 @@ class Life(RuleBasedStateMachine):
     def compute(self, prompt: tuple[list[int], Extras, int, bool]) -> None:
         """A request takes what is held from the front, and stores the rest in steps; or skips the cache and stores all."""
         tokens, extras, step, skips = prompt
-        if extras.lora and self.recognition.state is KeyState.UNPROVEN:
-            return
         chain = Chain(self.engine, tokens, extras)
         names = chain.keys(len(chain))
-        own = Chain(msgspec.structs.replace(OWN, block_size=SIZE), tokens, extras).keys(len(chain))
+        own = OwnChain(LearnedKeys(SIZE), tokens, extras).keys(len(chain))
         self.ours.update(zip(names, own, strict=True))
         hit = 0
         while not skips and hit < len(names) and names[hit] in self.held:
