@@ -27,7 +27,7 @@ class Knowledge(StrEnum):
     @property
     def is_promise(self) -> bool:
         """Whether the engine must find what the index says."""
-        return self in {Knowledge.EXACT, Knowledge.LEARNED}
+        return self is Knowledge.EXACT or self is Knowledge.LEARNED
 
 
 class Replica(msgspec.Struct, frozen=True):
@@ -55,6 +55,8 @@ class Replica(msgspec.Struct, frozen=True):
 
     def adapter(self, model: str) -> Lora | None:
         """The LoRA adapter of this name, or None for a base model."""
+        if not self.adapters:
+            return None
         return next((adapter for adapter in self.adapters if adapter.name == model), None)
 
 

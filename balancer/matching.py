@@ -103,10 +103,10 @@ class Matcher:
         for chain, length in zip(self.chains(request, replica), request.prompt_lengths, strict=False):
             size, blocks = recipe.block_size, length // recipe.block_size
             keys = chain.keys(blocks)[:blocks]
-            lacking = [(at, key) for at, key in enumerate(keys) if not held.get(key, 0) & bit]
-            leading = min(lacking[0][0] if lacking else len(keys), usable_blocks(length, size))
+            lacking = [key for key in keys if not held.get(key, 0) & bit]
+            leading = min(keys.index(lacking[0]) if lacking else len(keys), usable_blocks(length, size))
             tokens += max(0, leading - replica.has_eagle) * size
-            missing += [key for _, key in lacking]
+            missing += lacking
         return Holding(missing, tokens)
 
 

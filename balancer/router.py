@@ -221,15 +221,18 @@ class Router:
         serving = self._available(request)
         replicas = [live.replica for live in serving]
         matches = self._matcher.match(request, replicas)
+        for each in list(self._unjudged):
+            self.view(each, now)
+        views, prompt_tokens = self._views, request.prompt_tokens
         candidates = tuple(
             Candidate(
                 replica=live.replica.id,
-                prompt_tokens=request.prompt_tokens,
+                prompt_tokens=prompt_tokens,
                 cached_tokens=matches.get(live.replica.id, 0),
                 queued_tokens=live.queued_tokens,
                 in_flight=live.in_flight,
                 last_lease=live.last_lease,
-                knowledge=self.view(live.replica.id, now).state,
+                knowledge=views[live.replica.id].state,
             )
             for live in serving
         )
@@ -240,7 +243,7 @@ class Router:
         decision = Decision(
             lease=0,
             replica=replica,
-            prompt_tokens=request.prompt_tokens,
+            prompt_tokens=prompt_tokens,
             cached_tokens=chosen.cached_tokens,
             is_predicted=is_comparable and chosen.knowledge.is_promise and not self.index.has_other_tiers(replica.id),
             knows_tokens=bool(request.prompt_lengths),

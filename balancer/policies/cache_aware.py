@@ -29,10 +29,12 @@ class CacheAware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [self._cost(candidate) for candidate in candidates]
 
     def _cost(self, candidate: Candidate) -> float:
-        doubted = 0.0 if candidate.knowledge.is_promise else self.doubt * candidate.cached_tokens
+        believed = candidate.cached_tokens
+        if believed and not candidate.knowledge.is_promise:
+            believed *= 1 - self.doubt
         return (
-            candidate.uncached_tokens
-            + doubted
+            candidate.prompt_tokens
+            - believed
             + self.queue_weight * candidate.queued_tokens
             + self.request_weight * candidate.in_flight
         )
