@@ -335,15 +335,12 @@ class Router:
                 self._find_whole(replica)
 
     def _stand(self, replica: ReplicaId, standing: Standing) -> None:
+        losses = self._losses.get(replica)
+        if losses is None:
+            return
         self._standings[replica] = standing
         self._unjudged.add(replica)
-        losses = self._losses.get(replica)
-        if (
-            losses is not None
-            and standing.is_connected
-            and standing.is_complete
-            and not (losses.batches or losses.events)
-        ):
+        if standing.is_connected and standing.is_complete and not (losses.batches or losses.events):
             # All that it holds is known from its events now; what was remembered until then may be gone.
             self.predicted.forget_remembered(self.index.gpu.bit(replica))
 

@@ -29,7 +29,7 @@ class CacheAware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [self._cost(candidate) for candidate in candidates]
 
     def _cost(self, candidate: Candidate) -> float:
-        believed = candidate.cached_tokens
+        believed: float = candidate.cached_tokens
         if believed and not candidate.knowledge.is_promise:
             believed *= 1 - self.doubt
         return (
