@@ -27,9 +27,11 @@ PACKAGES = ("hashing", "indexer", "balancer", "simulations")
 class _Parser(argparse.ArgumentParser):
     """argparse, with errors as one line that names the remedy."""
 
+    usage_code = 2
+
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
-        raise SystemExit(2)
+        raise SystemExit(self.usage_code)
 
     def unknown(self, argument: str) -> NoReturn:
         """Refuse an argument that nobody declared."""
@@ -76,28 +78,31 @@ def build_parser(found: Sequence[Command]) -> argparse.ArgumentParser:
     for command in found:
         child = sub.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False)
         command.configure(child)
+        child.usage_code = command.usage_code
         child.set_defaults(run=command.run, parser=child)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``kvlb`` with these arguments (default: the process's own); returns the exit code."""
+    usage_code = _Parser.usage_code
     try:
         check_packages()
         words = sys.argv[1:] if argv is None else argv
         args, unknown = build_parser(commands(words)).parse_known_args(words)
         if unknown:
             args.parser.unknown(unknown[0])
+        usage_code = args.parser.usage_code
         code = int(args.run(args))
         if sys.stdout is not None:
             sys.stdout.flush()  # while an error can still be told
         return code
     except ConfigError as error:
         print(f"kvlb: {error}", file=sys.stderr)
-        return 2
+        return usage_code
     except BalancerError as error:
         print(f"kvlb: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has left (`| head`): nobody is there to be told
         _drop_output()

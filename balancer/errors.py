@@ -5,6 +5,7 @@ asserts. Errors of libraries are translated into these at the edge, in one place
 
     BalancerError
     |-- ConfigError        a setting, a flag or a file; start-up ends with exit code 2
+    |-- Unreachable        who was to be asked does not answer; the command ends with exit code 3
     `-- RequestError       reaches the client as an OpenAI error object
         |-- BadRequest         400  the body cannot be used as it is
         |-- BodyTooLarge       413
@@ -20,11 +21,21 @@ from typing import ClassVar
 
 
 class BalancerError(Exception):
-    """Base of all errors raised by kvlb on purpose."""
+    """Base of all errors raised by kvlb on purpose; ``exit_code`` is that of a command that ends with it."""
+
+    exit_code: ClassVar[int] = 1
 
 
 class ConfigError(BalancerError):
     """A setting cannot be used; the message names its path and the remedy."""
+
+    exit_code = 2
+
+
+class Unreachable(BalancerError):
+    """Who was to be asked does not answer, or is somebody else; the message says who and what to look at."""
+
+    exit_code = 3
 
 
 class RequestError(BalancerError):

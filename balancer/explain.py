@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from balancer.core import Candidate, Decision, Outcome, RouteRequest, Truth
+from balancer.core import Candidate, Decision, Knowledge, Outcome, RouteRequest, Truth
 from balancer.fleet import LiveReplica
 from balancer.knowledge import View
 from balancer.matching import usable_blocks
@@ -29,7 +29,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """One candidate, as the policy saw it.
 
     ``cost`` is what the policy weighs, the lower the better; None for a policy that weighs nothing. ``knowledge`` says how much
-    was known of the cache, ``reason`` why not more; both None while nobody has looked. ``tiers`` has the prompt's tokens that
+    was known of the cache, ``reason`` why not more; None where nobody had looked. ``tiers`` has the prompt's tokens that
     each tier holds, by events alone; ``cached_tokens`` also counts what is still expected. The last token is never counted.
     """
 
@@ -38,7 +38,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     queued_tokens: int
     in_flight: int
     cost: float | None = None
-    knowledge: str | None = None
+    knowledge: Knowledge
     reason: str | None = None
     tiers: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
@@ -80,8 +80,8 @@ def seen(
             queued_tokens=each.queued_tokens,
             in_flight=each.in_flight,
             cost=None if costs is None else costs[at],
-            knowledge=view.state if (view := views.get(each.replica)) else None,
-            reason=view.reason if view else None,
+            knowledge=each.knowledge,
+            reason=view.reason if (view := views.get(each.replica)) and view.state is each.knowledge else None,
             tiers=msgspec.UNSET if tiers is None else tiers.get(each.replica, {}),
         )
         for at, each in enumerate(candidates)

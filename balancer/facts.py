@@ -52,12 +52,16 @@ class CacheConfig(msgspec.Struct, frozen=True):
 
 
 class EventSource(msgspec.Struct, frozen=True):
-    """One rank's publisher, as addresses that a client can connect to."""
+    """One rank's publisher, as addresses that a client can connect to, with its bounds where they are told."""
 
     rank: int
     events: str
     replay: str | None
     topic: str
+    buffer_steps: int | None = None
+    """Batches that can be replayed."""
+    hwm: int | None = None
+    max_queue_size: int | None = None
 
 
 class EngineFacts(msgspec.Struct, frozen=True):
@@ -166,6 +170,9 @@ def read_event_sources(body: bytes, host: str) -> tuple[EventSource, ...]:
                 events=reachable(endpoint, host),
                 replay=reachable(replay, host) if isinstance(replay, str) else None,
                 topic=_str(config.get("topic")) or "",
+                buffer_steps=_count(config.get("buffer_steps")),
+                hwm=_count(config.get("hwm")),
+                max_queue_size=_count(config.get("max_queue_size")),
             )
         )
     return tuple(sorted(found, key=lambda source: source.rank))
@@ -287,6 +294,10 @@ def _bracketed(host: str) -> str:
 
 def _str(value: Any) -> str | None:
     return value if isinstance(value, str) else None
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
 
 
 def _int(text: str | None) -> int | None:

@@ -8,7 +8,9 @@ import asyncio
 import contextlib
 import logging
 import random
+import time
 from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -39,6 +41,8 @@ class Watcher:
     ) -> None:
         self.facts = EngineFacts()
         self.is_known = False
+        self.clock_skew: float | None = None
+        """The endpoint's clock minus ours, in seconds; None while it has not told the time. HTTP tells it to a second."""
         self.problem: str | None = "has not answered yet"
         """Why the endpoint cannot be used, or None."""
         self._replica = replica
@@ -109,6 +113,8 @@ class Watcher:
 
     async def _get(self, path: str, *, required: bool = False) -> bytes:
         async with self._session.get(self._replica.url + path, headers=self._headers) as response:
+            told = skew(response.headers.get("Date"), time.time())
+            self.clock_skew = self.clock_skew if told is None else told
             if response.status == 200:
                 return await response.read()
             if response.status in {401, 403} and required:
@@ -140,6 +146,15 @@ class Watcher:
             log.warning("%s: cannot be used: %s", self._replica.url, reason)
         self._is_up = False
         self._status(self._replica.url, Status.LOST)
+
+
+def skew(date: str | None, now: float) -> float | None:
+    """How far the clock that wrote this HTTP date is ahead of ``now`` (seconds since 1970); None where it is no date."""
+    try:
+        told = None if date is None else parsedate_to_datetime(date).timestamp()
+    except (ValueError, OverflowError):
+        return None
+    return None if told is None else told + 0.5 - now  # it is cut to whole seconds: half a second is the middle
 
 
 class _Refused(Exception):

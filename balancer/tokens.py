@@ -144,6 +144,22 @@ class Tokenizer:
         async with self._session.post(url, data=payload(body), headers=headers) as response:
             return response.status, await response.read()
 
+    async def both_ways(
+        self, endpoint: str, path: str, inbound: Inbound, body: bytes, headers: Mapping[str, str]
+    ) -> dict[str, Prompts]:
+        """What each way of asking this endpoint answers, ``render`` and ``tokenize``: for whoever compares them.
+
+        A way that it does not have, or that has no answer, is left out.
+
+        Raises:
+            aiohttp.ClientError, OSError, msgspec.MsgspecError: it cannot be asked, or answers nonsense.
+        """
+        status, answer = await self._post(f"{endpoint}{path}/render", body, headers)
+        found = {"render": _read_rendered(answer) if status == 200 else (), "tokenize": ()}
+        if path in WITH_TOKENIZE:
+            found["tokenize"] = await self._tokenize(endpoint, inbound, body, headers)
+        return {way: prompts for way, prompts in found.items() if prompts}
+
     def _remember(self, key: bytes, prompts: Prompts) -> None:
         # The same text may have been asked for twice at once.
         self._known_bytes -= _size(self._known.pop(key)) if key in self._known else 0

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from balancer import errors, openai
+from balancer.checks import CHECKS
 from balancer.commands import serve
 from balancer.metrics import Metrics
 from balancer.policies import base
@@ -63,6 +64,20 @@ def test_every_flag_of_serve_is_documented() -> None:
     for action in parser._actions:
         for flag in action.option_strings:
             assert f"`{flag}" in text, f"{flag} is not in docs/settings.md"
+
+
+@pytest.mark.parametrize("name", ["doctor", "explain"])
+def test_every_flag_of_what_examines_is_documented(name: str) -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    importlib.import_module(f"balancer.commands.{name}").configure(parser)
+    text = (DOCS / "doctor.md").read_text()
+    for action in parser._actions:
+        for flag in action.option_strings:
+            assert re.search(rf"[` ]{flag}[` ]", text), f"{flag} is not in docs/doctor.md"
+
+
+def test_every_check_is_documented_in_its_order() -> None:
+    assert re.findall(r"^\| `([a-z]+)` \|", (DOCS / "doctor.md").read_text(), re.M) == list(CHECKS)
 
 
 def test_every_policy_is_documented_with_its_settings() -> None:

@@ -13,10 +13,12 @@ import msgspec
 class Command(msgspec.Struct, frozen=True):
     """One subcommand: how its flags are declared and what it does.
 
-    ``run`` returns the exit code; it raises ``balancer.errors.ConfigError`` for what the user can mend.
+    ``run`` returns the exit code; it raises ``balancer.errors.ConfigError`` for what the user can mend. ``usage_code`` is the
+    exit code for wrong usage, where 2 means something else.
     """
 
     name: str
     help: str
     configure: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+    usage_code: int = 2

@@ -1,6 +1,6 @@
-"""Questions about decisions: those of the past, and those that would be made now.
+"""Questions about decisions, those of the past and those that would be made now, and the facts they rest on.
 
-Knows two paths under /debug and their shapes. Changes nothing: what is explained is neither leased nor sent.
+Knows three paths under /debug and their shapes. Changes nothing: what is explained is neither leased nor sent.
 """
 
 import time
@@ -16,6 +16,7 @@ from balancer.gateway import headers
 from balancer.gateway.body import read
 from balancer.gateway.reading import read_request
 from balancer.service import RouterService
+from balancer.survey import survey
 
 DEFAULT_PATH: Final = "/v1/completions"
 DEFAULT_LIMIT: Final = 100
@@ -26,6 +27,7 @@ def add_routes(app: web.Application, service: RouterService) -> None:
     debug = _Debug(service)
     app.router.add_get("/debug/decisions", debug.decisions)
     app.router.add_post("/debug/explain", debug.explain)
+    app.router.add_get("/debug/facts", debug.facts)
 
 
 class _Debug:
@@ -66,6 +68,10 @@ class _Debug:
                 tiers=tiers(router, wanted, decision.candidates),
             )
         )
+
+    async def facts(self, request: web.Request) -> web.Response:
+        """What ``kvlb doctor`` judges."""
+        return _answer(survey(self._service))
 
 
 def _answer(value: object) -> web.Response:

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from balancer.core import Decision, Outcome, Truth
+from balancer.core import Decision, Knowledge, Outcome, Truth
 from balancer.decisions import MAX_ID, NOBODY, DecisionLog, Origin, Salts
-from balancer.knowledge import Knowledge, View
+from balancer.knowledge import View
 from balancer.policies.base import make
 from indexer.index import ReplicaId
 from tests.support.routing import candidate, replica
@@ -22,7 +22,10 @@ def decision(lease: int) -> Decision:
         is_predicted=True,
         knows_tokens=True,
         policy="cache_aware",
-        candidates=(candidate("b"), candidate("a", cached=64, flight=1)),
+        candidates=(
+            msgspec.structs.replace(candidate("b"), knowledge=Knowledge.BLIND),
+            candidate("a", cached=64, flight=1),
+        ),
     )
 
 
@@ -102,6 +105,16 @@ def test_what_is_told_has_every_figure_the_policy_saw() -> None:
         "outcome": None,
         "truth": None,
     }
+
+
+def test_a_reason_is_told_only_of_the_state_that_the_policy_saw() -> None:
+    log = DecisionLog(5)
+    log.know({A: View(Knowledge.PARTIAL, "lost some"), B: View(Knowledge.BLIND, "no source")})
+    log.opened(decision(1), "m", NOBODY, 0.0)
+    assert [(each.knowledge, each.reason) for each in log.last(1)[0].explained(POLICY).candidates] == [
+        (Knowledge.EXACT, None),
+        (Knowledge.BLIND, "no source"),
+    ]
 
 
 def test_salts_are_counted_and_never_kept() -> None:

@@ -124,13 +124,13 @@ def test_event_sources_become_addresses_of_the_engines_host() -> None:
 
     body = {
         "1": rank(endpoint="tcp://*:5558", replay_endpoint="tcp://*:5658", topic=""),
-        "0": rank(),
+        "0": rank(buffer_steps=10_000, hwm=100_000, max_queue_size=-1),
         "2": rank(enable_kv_cache_events=False),
         "3": rank(endpoint=None),
         "x": rank(),
     }
     assert facts.read_event_sources(json.dumps(body).encode(), "10.0.0.1") == (
-        EventSource(0, "tcp://10.0.0.1:5557", None, "t"),
+        EventSource(0, "tcp://10.0.0.1:5557", None, "t", buffer_steps=10_000, hwm=100_000),
         EventSource(1, "tcp://10.0.0.1:5558", "tcp://10.0.0.1:5658", ""),
     )
 

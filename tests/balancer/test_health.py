@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import aiohttp
@@ -10,7 +12,7 @@ import pytest
 
 from balancer.facts import Described
 from balancer.fleet import Status
-from balancer.health import Watcher
+from balancer.health import Watcher, skew
 from balancer.settings import HealthSettings, ReplicaSettings
 from tests.support.upstream import Received, Upstream, upstream
 from tests.support.waiting import eventually, run
@@ -196,5 +198,37 @@ def test_nothing_that_an_endpoint_answers_ends_the_watch(monkeypatch: pytest.Mon
                     assert watch.statuses == [Status.LOST]
                     patch.undo()
                     await eventually(lambda: watch.statuses == [Status.LOST, Status.READY])
+
+    run(check())
+
+
+DATE = "Thu, 01 Jan 2026 00:00:07 GMT"
+AT_DATE = 1767225607.0
+
+
+@pytest.mark.parametrize(
+    ("date", "now", "expected"),
+    [
+        (DATE, AT_DATE + 0.5, 0.0),
+        (DATE, AT_DATE - 60, 60.5),
+        (DATE, AT_DATE + 60, -59.5),
+        (None, AT_DATE, None),
+        ("yesterday", AT_DATE, None),
+        ("Thu, 99 Jan 2026 00:00:07 GMT", AT_DATE, None),
+    ],
+)
+def test_a_clock_is_compared_with_ours_to_half_a_second(date: str | None, now: float, expected: float | None) -> None:
+    assert skew(date, now) == expected
+
+
+def test_the_clock_of_an_endpoint_is_read_from_its_answers() -> None:
+    async def late(request: Received) -> None:
+        told = format_datetime(datetime.now(UTC) - timedelta(seconds=100), usegmt=True)
+        request.answer(b"", headers=f"Date: {told}\r\n")
+
+    async def check() -> None:
+        async with upstream(paths={"/health": late}) as replica, watching(replica.url) as watch:
+            await eventually(lambda: len(watch.learned) == 1)
+            await eventually(lambda: -102 < (watch.watcher.clock_skew or 0) < -98)
 
     run(check())

@@ -1,0 +1,102 @@
+"""What the doctor has found out about a fleet, before anyone judges it.
+
+Knows plain values: what the engines told, how their event streams stand, what was tried on the spot. Never knows how they were
+found out, nor what is good or bad about them. None is what nobody has said.
+"""
+
+import msgspec
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One address. ``clock_skew`` is its clock minus ours, in seconds; HTTP tells it to a second."""
+
+    url: str
+    problem: str | None = None
+    version: str | None = None
+    models: tuple[str, ...] = ()
+    clock_skew: float | None = None
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank publishes its events; buffers as ``/kv_event_sources`` tells them (vLLM >= 0.31), in batches."""
+
+    events: str
+    replay: str | None = None
+    buffer_steps: int | None = None
+    hwm: int | None = None
+    max_queue_size: int | None = None
+
+
+class Stream(msgspec.Struct, frozen=True, kw_only=True):
+    """How the subscription stands. ``problem`` is why its port cannot be reached, where that was tried."""
+
+    is_connected: bool
+    is_complete: bool
+    is_replaying: bool = False
+    batches: int = 0
+    replays_unanswered: int = 0
+    foreign_topics: int = 0
+    malformed: int = 0
+    problem: str | None = None
+
+
+class Cache(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica. ``keys`` is how its block hashes are read (``indexer.recognition.KeyState``).
+
+    ``blocks`` and ``copies`` are what the index says of its GPU; ``reports`` and ``silences`` count ended requests of which the
+    engine did and did not say how much it had cached, where it must have had something.
+    """
+
+    replica: str
+    endpoint: str
+    rank: int = 0
+    ranks: int = 1
+    models: tuple[str, ...] = ()
+    version: str | None = None
+    has_prefix_caching: bool | None = None
+    block_size: int | None = None
+    algorithm: str | None = None
+    has_known_root: bool | None = None
+    num_gpu_blocks: int | None = None
+    source: Source | None = None
+    stream: Stream | None = None
+    keys: str = "unproven"
+    keys_reason: str = ""
+    knowledge: str = "blind"
+    reason: str = ""
+    blocks: int = 0
+    copies: int = 0
+    reports: int = 0
+    silences: int = 0
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """What one endpoint made of a sample text; ``tokens`` is empty with an ``error``. ``way`` is render or tokenize."""
+
+    endpoint: str
+    model: str
+    sample: str
+    way: str
+    tokens: tuple[int, ...] = ()
+    error: str | None = None
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the checks look at.
+
+    ``kvlb`` is the version that keeps the index, ``doctor`` the one that judges. ``max_blocks`` is the index' hard limit;
+    ``snapshot`` the file it is saved to, ``snapshot_problem`` why that cannot be written. ``requests``, ``salted`` and
+    ``salts`` count the last requests, those with a ``cache_salt``, and the different ones.
+    """
+
+    kvlb: str
+    doctor: str | None = None
+    endpoints: tuple[Endpoint, ...] = ()
+    caches: tuple[Cache, ...] = ()
+    max_blocks: int | None = None
+    snapshot: str | None = None
+    snapshot_problem: str | None = None
+    requests: int = 0
+    salted: int = 0
+    salts: int = 0
+    samples: tuple[Sample, ...] = ()

@@ -1,0 +1,131 @@
+"""What a running service knows of its fleet, as the facts that the doctor judges.
+
+Knows the service and where in it each fact lies. Asks nobody, changes nothing, and judges nothing.
+"""
+
+import time
+from collections import Counter
+from importlib.metadata import version
+
+from balancer.checks.facts import Cache, Endpoint, Facts, Source, Stream
+from balancer.core import Outcome
+from balancer.facts import CacheConfig, Described, describe
+from balancer.health import Watcher
+from balancer.service import RouterService
+from balancer.settings import ReplicaSettings
+from indexer.index import ReplicaId
+from indexer.sources.vllm import PublisherStatus
+
+
+def survey(service: RouterService) -> Facts:
+    """Everything that can be said without asking anyone."""
+    salts = service.decisions.salts()
+    settings = {replica.url: replica for replica in service.settings.replicas}
+    watchers = service.watchers.items()
+    streams = service.publishers()
+    reports, silences = _usage(service)
+    return Facts(
+        kvlb=version("kvlb"),
+        endpoints=tuple(_endpoint(url, watcher, settings[url]) for url, watcher in watchers),
+        caches=tuple(
+            _cache(service, settings[url], watcher, each, streams.get(each.replica.id), reports, silences)
+            for url, watcher in watchers
+            if watcher.is_known
+            for each in describe(settings[url], watcher.facts)
+            if service.router.fleet.get(each.replica.id) is not None
+        ),
+        max_blocks=service.router.index.max_blocks,
+        requests=salts.requests,
+        salted=salts.salted,
+        salts=salts.distinct,
+    )
+
+
+def _endpoint(url: str, watcher: Watcher, settings: ReplicaSettings) -> Endpoint:
+    cards = watcher.facts.models
+    return Endpoint(
+        url=url,
+        problem=watcher.problem,
+        version=settings.version or watcher.facts.version,
+        models=tuple(card.id for card in cards if card.parent is None),
+        clock_skew=watcher.clock_skew,
+    )
+
+
+def _cache(
+    service: RouterService,
+    settings: ReplicaSettings,
+    watcher: Watcher,
+    described: Described,
+    status: PublisherStatus | None,
+    reports: Counter[ReplicaId],
+    silences: Counter[ReplicaId],
+) -> Cache:
+    replica, source = described.replica, described.source
+    router = service.router
+    told = next((each for each in watcher.facts.cache if each.rank == replica.rank), CacheConfig(0, *[None] * 4))
+    recognition = router.recognitions[replica.id]
+    recipe = recognition.declared
+    view = router.view(replica.id, time.monotonic())
+    return Cache(
+        replica=replica.id,
+        endpoint=replica.endpoint,
+        rank=replica.rank,
+        ranks=replica.ranks,
+        models=tuple(name for name in replica.models if replica.adapter(name) is None),
+        version=settings.version or watcher.facts.version,
+        has_prefix_caching=told.has_prefix_caching,
+        block_size=settings.block_size or told.block_size,
+        algorithm=settings.hash_algorithm or told.algorithm,
+        has_known_root=None if recipe is None else recipe.has_known_root,
+        num_gpu_blocks=told.num_gpu_blocks,
+        source=None
+        if source is None
+        else Source(
+            events=source.events,
+            replay=source.replay,
+            buffer_steps=source.buffer_steps,
+            hwm=source.hwm,
+            max_queue_size=source.max_queue_size,
+        ),
+        stream=None if status is None else _stream(status),
+        keys=recognition.state,
+        keys_reason=recognition.reason,
+        knowledge=view.state,
+        reason=view.reason,
+        blocks=router.index.gpu.blocks(replica.id),
+        copies=router.index.gpu.copies(replica.id),
+        reports=reports[replica.id],
+        silences=silences[replica.id],
+    )
+
+
+def _stream(status: PublisherStatus) -> Stream:
+    counters = status.counters
+    return Stream(
+        is_connected=status.is_connected,
+        is_complete=status.is_complete,
+        is_replaying=status.is_replaying,
+        batches=counters["batches"],
+        replays_unanswered=counters["replays_unanswered"],
+        foreign_topics=counters["foreign_topics"],
+        malformed=counters["malformed_messages"],
+    )
+
+
+def _usage(service: RouterService) -> tuple[Counter[ReplicaId], Counter[ReplicaId]]:
+    """Ended requests that told what was cached, and those that should have and did not; per replica.
+
+    vLLM leaves the figure out where nothing was cached, and a stream may have no usage at all: these say nothing.
+    """
+    reports: Counter[ReplicaId] = Counter()
+    silences: Counter[ReplicaId] = Counter()
+    for entry in service.decisions.last(service.settings.log.decisions_kept):
+        decision, truth = entry.decision, entry.truth
+        if entry.outcome is not Outcome.OK or truth is None:
+            continue
+        if truth.cached_tokens is not None:
+            reports[decision.replica.id] += 1
+        elif truth.prompt_tokens is not None and decision.is_predicted and decision.cached_tokens:
+            silences[decision.replica.id] += 1
+    return reports, silences
