@@ -211,6 +211,14 @@ class Subscription:
         """Ask whether there is more, out of turn."""
         return self._obey(self.stream.recheck(), now)
 
+    def news(self, steps: list[Step]) -> list[Step]:
+        """The steps, and how the subscription stands if they have changed that."""
+        standing = Standing(self.is_connected, self.stream.is_complete, self.stream.is_restored)
+        if standing == self.told:
+            return steps
+        self.told = standing
+        return [*steps, standing]
+
     def status(self, now: float) -> PublisherStatus:
         stream = self.stream
         return PublisherStatus(

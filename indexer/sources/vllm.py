@@ -215,13 +215,8 @@ class EventReader:
             self._unread.discard(subscription)
 
     def _hand_over(self, subscription: Subscription, steps: list[Step]) -> None:
-        stream = subscription.stream
-        standing = Standing(subscription.is_connected, stream.is_complete, stream.is_restored)
-        if standing != subscription.told:
-            subscription.told = standing
-            steps = [*steps, standing]
-        if steps:
-            self._deliver(subscription.publisher.replica, steps)
+        if news := subscription.news(steps):
+            self._deliver(subscription.publisher.replica, news)
         self._watch(subscription)
 
     def _watch(self, subscription: Subscription) -> None:
