@@ -157,6 +157,7 @@ class EventStream:
     def connected(self) -> list[Step]:
         """The subscription stands, for the first time or again."""
         self._live = None
+        self._is_caught_up = False  # what was read after the connection broke had come before that
         self._fruitless = 0
         if self.next_sequence is None:
             return []

@@ -415,6 +415,19 @@ def test_a_batch_that_is_read_after_the_connection_broke_does_not_spoil_the_veri
     assert applied(replay(stream, 2, 3)) == times(3, 3)
 
 
+def test_a_batch_that_is_read_after_the_connection_broke_says_nothing_of_the_renewed_one() -> None:
+    """It was on its way before, and the engine that is there now may be another one."""
+    stream = with_replay(until=3)
+    stream.disconnected()
+    assert applied(live(stream, 3)) == times(3, 3)
+    assert stream.connected() == [Replay(3)]
+    assert not stream.is_complete
+    replay(stream, 3)
+    assert stream.replay_ended() == [Replay(4)]
+    assert stream.replay_ended() == []
+    assert stream.is_complete
+
+
 def test_a_reconnect_without_replay_forgets() -> None:
     stream = without_replay(until=5)
     stream.disconnected()
