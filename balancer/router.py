@@ -104,8 +104,9 @@ class Router:
             match step:
                 case Apply():
                     for batch in step.batches:
-                        self._lose(replica, events=len(batch.skipped))
                         self.apply(replica, batch.events)
+                        # Behind a clear of the same batch: nothing tells on which side of it the unreadable ones were.
+                        self._lose(replica, events=len(batch.skipped))
                 case Forget():
                     self._forget(replica)
                 case Lost():

@@ -301,6 +301,13 @@ def test_unreadable_events_make_a_replica_partial_until_its_cache_is_known_to_be
     assert state(owner)[0] is Knowledge.EXACT
 
 
+def test_a_clear_does_not_make_up_for_what_could_not_be_read_of_its_own_batch() -> None:
+    """It may have come after the clear."""
+    owner = router()
+    owner.observe(A, events(AllBlocksCleared(), stored(PROMPT), skipped=("garbage",)))
+    assert state(owner) == (Knowledge.PARTIAL, "1 events could not be read")
+
+
 def test_more_blocks_than_the_engine_has_are_not_believed() -> None:
     """Reports of what is merely reused look like stores; counted as copies they would stay for ever."""
     owner = router(num_gpu_blocks=25)
