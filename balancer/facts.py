@@ -27,6 +27,9 @@ MAX_RANKS: Final = 1024
 
 MAX_DIGITS: Final = 12
 
+FIRST_SYSTEM_PORT: Final = 32_768
+"""The least that a system chooses by itself (Linux, as it comes)."""
+
 
 class ModelCard(msgspec.Struct, frozen=True):
     """One entry of ``/v1/models``: a base model, or a LoRA adapter, which names its ``parent``."""
@@ -62,6 +65,8 @@ class EventSource(msgspec.Struct, frozen=True):
     """Batches that can be replayed."""
     hwm: int | None = None
     max_queue_size: int | None = None
+    is_dialling: bool = False
+    """The publisher connects to ``events`` instead of listening there."""
 
 
 class EngineFacts(msgspec.Struct, frozen=True):
@@ -173,6 +178,7 @@ def read_event_sources(body: bytes, host: str) -> tuple[EventSource, ...]:
                 buffer_steps=_count(config.get("buffer_steps")),
                 hwm=_count(config.get("hwm")),
                 max_queue_size=_count(config.get("max_queue_size")),
+                is_dialling=dials(endpoint),
             )
         )
     return tuple(sorted(found, key=lambda source: source.rank))
@@ -181,6 +187,19 @@ def read_event_sources(body: bytes, host: str) -> tuple[EventSource, ...]:
 def reachable(endpoint: str, host: str) -> str:
     """A publisher's bind address as one that a client on another machine can connect to."""
     return re.sub(r"^tcp://(\*|0\.0\.0\.0|\[::\]|::):", lambda _: f"tcp://{_bracketed(host)}:", endpoint)
+
+
+def dials(endpoint: str) -> bool:
+    """Whether a publisher that tells this endpoint connects to it.
+
+    vLLM 0.11 - 0.32 listens at wildcards, IPv6 and ipc addresses, and connects to all others. The only other address that it
+    can tell while it listens is what has become of ``tcp://*:0``: a number, and a port that the system chose.
+    """
+    match = re.fullmatch(r"tcp://([^*]+):(\d+)", endpoint)
+    if match is None or "::" in endpoint:
+        return False
+    is_number = re.fullmatch(r"[\d.]+", match[1]) is not None
+    return not is_number or int(match[2]) < FIRST_SYSTEM_PORT
 
 
 def with_rank(endpoint: str, rank: int) -> str:
@@ -219,9 +238,7 @@ def _describe(
 ) -> Described:
     warnings: list[str] = []
     recipe = _recipe(settings, facts, config, warnings)
-    if settings.events is not None:
-        replay = None if settings.replay is None else with_rank(settings.replay, rank)
-        source = EventSource(rank, with_rank(settings.events, rank), replay, settings.topic)
+    source = _source(settings, source, rank)
     if config is not None and config.has_prefix_caching is False:
         warnings.append("prefix caching is off, so nothing is cached; start vLLM with --enable-prefix-caching")
         recipe = source = None
@@ -230,6 +247,13 @@ def _describe(
             "no KV event source is known, so its cache is invisible; start vLLM with --kv-events-config "
             '\'{"enable_kv_cache_events": true}\' and, before vLLM 0.31, name it here (events = "tcp://...")'
         )
+    elif source.is_dialling and settings.events_bind is None:
+        warnings.append(
+            f"its publisher connects to {source.events} instead of listening there, so nobody may hear it; give "
+            '--kv-events-config an "endpoint" of "tcp://*:PORT", or let kvlb listen where it connects to '
+            '(events_bind = "tcp://*:PORT")'
+        )
+        source = msgspec.structs.replace(source, is_dialling=False)
     elif source.replay is None:
         warnings.append(
             'its publisher has no replay socket, so lost events stay lost; add "replay_endpoint" to --kv-events-config'
@@ -250,6 +274,18 @@ def _describe(
         num_gpu_blocks=config.num_gpu_blocks if config else None,
     )
     return Described(replica, source, tuple(warnings))
+
+
+def _source(settings: ReplicaSettings, told: EventSource | None, rank: int) -> EventSource | None:
+    """Where its events are, by the settings if they say so."""
+    replay = None if settings.replay is None else with_rank(settings.replay, rank)
+    if settings.events is not None:
+        return EventSource(rank, with_rank(settings.events, rank), replay, settings.topic)
+    if settings.events_bind is not None:
+        told_replay, told_topic = (None, "") if told is None else (told.replay, told.topic)
+        address, topic = with_rank(settings.events_bind, rank), settings.topic or told_topic
+        return EventSource(rank, address, replay or told_replay, topic, is_dialling=True)
+    return told
 
 
 def _recipe(

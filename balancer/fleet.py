@@ -18,6 +18,7 @@ class Status(StrEnum):
     """Whether new requests may go to a replica."""
 
     READY = "ready"
+    ASLEEP = "asleep"  # answers, but computes nothing until it is woken up
     LOST = "lost"  # does not answer
 
 

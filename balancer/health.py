@@ -19,6 +19,7 @@ import msgspec
 from balancer import facts
 from balancer.facts import Described, EngineFacts, describe
 from balancer.fleet import Status
+from balancer.pulse import Pulse, read_pulse
 from balancer.settings import HealthSettings, ReplicaSettings
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,8 @@ log = logging.getLogger(__name__)
 class Watcher:
     """Runs until cancelled. ``is_known`` says whether the engine has ever told what it is.
 
-    ``learned`` is called when it has told something new, and whenever it was lost and is back.
+    ``learned`` is called when it has told something new, and whenever it was lost and is back; ``felt`` with every look at
+    its metrics, after ``learned``.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Watcher:
         headers: Mapping[str, str],
         learned: Callable[[str, list[Described]], None],
         status: Callable[[str, Status], None],
+        felt: Callable[[str, Pulse], None] | None = None,
     ) -> None:
         self.facts = EngineFacts()
         self.is_known = False
@@ -51,6 +54,8 @@ class Watcher:
         self._headers = headers
         self._learned = learned
         self._status = status
+        self._felt = felt
+        self._pulse = Pulse()
         self._failures = 0
         self._is_up = False
         self._hurry = asyncio.Event()
@@ -89,7 +94,16 @@ class Watcher:
                 log.exception("%s: a probe failed in a way that was not foreseen", self._replica.url)
             self._failed(error)
         else:
+            await self._feel()
             self._up()
+
+    async def _feel(self) -> None:
+        """Take the pulse. A page of metrics that does not come says nothing of the engine's health."""
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError, _Refused):
+            async with asyncio.timeout(self._settings.timeout_seconds):
+                self._pulse = read_pulse(await self._get("/metrics", required=True))
+            if self._felt is not None:
+                self._felt(self._replica.url, self._pulse)
 
     async def _learn(self) -> None:
         await self._get("/health", required=True)
@@ -125,12 +139,12 @@ class Watcher:
 
     def _up(self) -> None:
         self._failures = 0
-        self.problem = None
+        self.problem = "is asleep; wake it up (POST /wake_up)" if self._pulse.asleep else None
         self._was_reported = False
         if not self._is_up:
             self._is_up = True
             log.info("%s: serves %s", self._replica.url, ", ".join(card.id for card in self.facts.models))
-        self._status(self._replica.url, Status.READY)
+        self._status(self._replica.url, Status.ASLEEP if self._pulse.asleep else Status.READY)
 
     def _failed(self, error: Exception) -> None:
         self._failures += 1

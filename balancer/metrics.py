@@ -103,6 +103,11 @@ class _RouterCollector(Collector):
             "Uncached prompt tokens sent to the replica that it has not answered yet.",
             labels=["replica"],
         )
+        silent = GaugeMetricFamily(
+            "kvlb_requests_without_events",
+            "Requests that the replica answered, and must have cached something of, since its last KV event.",
+            labels=["replica"],
+        )
         status = GaugeMetricFamily(
             "kvlb_replica_status", "1 for the status that the replica has.", labels=["replica", "status"]
         )
@@ -110,9 +115,10 @@ class _RouterCollector(Collector):
             name = [live.replica.id]
             in_flight.add_metric(name, live.in_flight)
             queued.add_metric(name, live.queued_tokens)
+            silent.add_metric(name, self._service.silence.unheard(live.replica.id))
             for each in Status:
                 status.add_metric([*name, each], float(live.status is each))
-        return [in_flight, queued, status, self._knowledge()]
+        return [in_flight, queued, silent, status, self._knowledge()]
 
     def _knowledge(self) -> Metric:
         states = GaugeMetricFamily(

@@ -25,18 +25,24 @@ from balancer.hashes import PromptHashes
 from balancer.health import Watcher
 from balancer.news import News
 from balancer.policies.base import make
+from balancer.pulse import Order, Pulse, Pulses
 from balancer.router import Router
 from balancer.settings import ReplicaSettings, Settings
+from balancer.silence import SILENT_AFTER, Silence, likely_causes
 from balancer.tokens import Tokenizer
 from balancer.upstream import open_session
 from hashing.memory import ChainMemory
+from indexer.events import AllBlocksCleared
 from indexer.index import ReplicaId
 from indexer.sources.vllm import Publisher, PublisherStatus
-from indexer.stream import Forget, Standing, Step
+from indexer.stream import Apply, Forget, Standing, Step
 
 log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 0.1
+
+UNKNOWN_BLOCK_SIZE: Final = 256
+"""Tokens; more than the blocks of most engines, for one that does not tell."""
 
 
 class RouterService:
@@ -55,6 +61,8 @@ class RouterService:
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._publishers: dict[ReplicaId, Publisher] = {}
+        self._pulses = Pulses()
+        self.silence = Silence()
         self._news = News()
 
     async def start(self) -> None:
@@ -88,6 +96,9 @@ class RouterService:
         """
         decision = self._told_unheard(self.router.route, request)
         self.decisions.opened(decision, request.model, origin, time.time())
+        if decision.replica.id in self._publishers:
+            recipe = self.router.recognitions[decision.replica.id].recipe
+            self.silence.sent(decision, request.prompt_lengths, recipe.block_size if recipe else UNKNOWN_BLOCK_SIZE)
         return decision
 
     def consider(self, request: RouteRequest) -> Decision:
@@ -117,6 +128,9 @@ class RouterService:
 
     async def release(self, lease: int, outcome: Outcome, truth: Truth | None = None) -> None:
         self.router.release(lease, outcome, time.monotonic(), truth)
+        silent = self.silence.ended(lease, is_good=outcome is Outcome.OK, truth=truth)
+        if silent is not None:
+            self._break_silence(silent)
         ended = self.decisions.closed(lease, outcome, truth)
         if ended is not None and self._decision_file is not None:
             self._decision_file.add(ended)
@@ -190,7 +204,7 @@ class RouterService:
         headers = {}
         if self.settings.upstream.api_key:
             headers["Authorization"] = f"Bearer {self.settings.upstream.api_key}"
-        watcher = Watcher(replica, self.settings.health, self.session, headers, self._learned, self._status)
+        watcher = Watcher(replica, self.settings.health, self.session, headers, self._learned, self._status, self._felt)
         self.watchers[replica.url] = watcher
         self._tasks.append(asyncio.create_task(watcher.run()))
 
@@ -201,11 +215,15 @@ class RouterService:
         for live in list(self.router.fleet):
             if live.replica.endpoint == endpoint and live.replica.id not in wanted:
                 self._publishers.pop(live.replica.id, None)
-                self._news.forget(live.replica.id)
+                for told in (self._news, self._pulses, self.silence):
+                    told.forget(live.replica.id)
                 self.feed.reader.remove(live.replica.id)
                 self.router.remove(live.replica.id)
         for each in described:
             is_new = self.router.fleet.get(each.replica.id) is None
+            adapters = {adapter.name for adapter in each.replica.adapters}
+            base = [model for model in each.replica.models if model not in adapters]
+            self._obey(each.replica.id, self._pulses.serves(each.replica.id, base), "it serves another model")
             self.router.put(each.replica)
             if is_new:
                 self.router.observe(each.replica.id, [Standing()])  # until the subscription says otherwise
@@ -216,13 +234,49 @@ class RouterService:
     def _follow(self, replica: ReplicaId, source: EventSource | None) -> None:
         """Subscribe to what the replica publishes now; it may have moved with a restart."""
         known = self._publishers.pop(replica, None)
-        wanted = None if source is None else Publisher(replica, source.events, source.replay, source.topic)
+        wanted = None
+        if source is not None:
+            wanted = Publisher(replica, source.events, source.replay, source.topic, source.is_dialling)
         if known is not None and known != wanted:
             self.feed.reader.remove(replica)  # which ends with a Forget, behind all that is queued
         if wanted is not None:
             self._publishers[replica] = wanted
             if known != wanted:
                 self.feed.reader.add(wanted)
+
+    def _felt(self, endpoint: str, pulse: Pulse) -> None:
+        """One look at the endpoint's metrics."""
+        clears = self.router.index.clears
+        for live in list(self.router.fleet):
+            replica = live.replica
+            if replica.endpoint == endpoint:
+                order = self._pulses.look(replica.id, replica.rank, pulse, clears[replica.id])
+                self._obey(replica.id, order, "its process has begun anew")
+
+    def _obey(self, replica: ReplicaId, order: Order | None, reason: str) -> None:
+        match order:
+            case Order.CLEAR:
+                self.router.apply(replica, [AllBlocksCleared()])
+            case Order.BEGIN_ANEW if replica in self._publishers:
+                log.info("%s: %s, which its events have not told yet", replica, reason)
+                self.feed.reader.add(self._publishers[replica])  # the old subscription ends with a Forget
+            case Order.BEGIN_ANEW:
+                self.router.observe(replica, [Forget(reason)])
+
+    def _break_silence(self, replica: ReplicaId) -> None:
+        """Tell that no events come, and subscribe anew: that costs nothing where nothing is known."""
+        publisher = self._publishers.get(replica)
+        if publisher is None:
+            return
+        status = self.publishers().get(replica)
+        causes = likely_causes(
+            publisher.events,
+            publisher.topic,
+            is_dialling=publisher.is_dialling,
+            is_connected=status is not None and status.is_connected,
+        )
+        log.warning("%s: has answered %d requests and published nothing; %s", replica, SILENT_AFTER, causes)
+        self.feed.reader.restart(replica)
 
     def _status(self, endpoint: str, status: Status) -> None:
         for live in list(self.router.fleet):
@@ -234,8 +288,13 @@ class RouterService:
     def _take(self, replica: ReplicaId, step: Step) -> None:
         """One step of the replica's event stream."""
         self._news.step(replica, step)
-        if isinstance(step, Forget) and (live := self.router.fleet.get(replica)) is not None:
-            self.broke_off(live.replica.endpoint)  # a restart, perhaps of another version, faster than the probes
+        if isinstance(step, Apply):
+            self.silence.heard(replica)
+        elif isinstance(step, Forget):
+            self._pulses.began(replica)
+        is_gone = isinstance(step, Standing) and not step.is_connected
+        if (is_gone or isinstance(step, Forget)) and (live := self.router.fleet.get(replica)) is not None:
+            self.broke_off(live.replica.endpoint)  # a restart, perhaps of another model, faster than the probes
         self.router.observe(replica, [step])
 
     async def _tick(self) -> None:

@@ -37,6 +37,8 @@ class ReplicaSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     url: str
     events: str | None = None
     """ZMQ address of the KV events of rank 0, such as tcp://10.0.0.1:5557; rank r is at this port + r."""
+    events_bind: str | None = None
+    """ZMQ address to listen at for rank 0's events, such as tcp://*:5557, for an engine that connects to kvlb."""
     replay: str | None = None
     topic: str = ""
     version: str | None = None
@@ -194,6 +196,7 @@ def _check(settings: Settings) -> None:
             endpoint = getattr(replica, name)
             if endpoint is not None:
                 check_endpoint(f"replicas[{at}].{name}", endpoint)
+        _check_bind(f"replicas[{at}]", replica)
         if replica.hash_algorithm is not None and replica.hash_algorithm not in get_args(Algorithm):
             raise ConfigError(
                 f"replicas[{at}].hash_algorithm: '{replica.hash_algorithm}' is unknown; "
@@ -204,6 +207,7 @@ def _check(settings: Settings) -> None:
         if replica.data_parallel_size is not None and not 1 <= replica.data_parallel_size <= 1024:
             raise ConfigError(f"replicas[{at}].data_parallel_size: {replica.data_parallel_size} is not 1 to 1024")
         _check_ports(f"replicas[{at}]", replica)
+    _check_bound_ports(settings.replicas)
     urls = [replica.url for replica in settings.replicas]
     twice = next((url for url in urls if urls.count(url) > 1), None)
     if twice is not None:
@@ -269,6 +273,35 @@ def check_endpoint(path: str, endpoint: str) -> None:
         raise ConfigError(
             f"{path}: '{endpoint}' cannot be connected to; give the engine's own host and port, like tcp://10.0.0.1:5557"
         )
+
+
+def _check_bind(path: str, replica: ReplicaSettings) -> None:
+    if replica.events_bind is None:
+        return
+    if replica.events is not None:
+        raise ConfigError(f"{path}.events_bind: events is given, too; an engine either listens or connects")
+    if _bound_port(replica.events_bind) is None:
+        raise ConfigError(
+            f"{path}.events_bind: '{replica.events_bind}' cannot be listened at; give one like tcp://*:5557"
+        )
+
+
+def _bound_port(endpoint: str) -> int | None:
+    match = re.fullmatch(r"tcp://(\*|[\w.-]+|\[[0-9a-fA-F:]+\]):(\d{1,5})", endpoint)
+    return int(match[2]) if match and 0 < int(match[2]) < 65536 else None
+
+
+def _check_bound_ports(replicas: tuple[ReplicaSettings, ...]) -> None:
+    """Nothing in an event says whose it is but the port that it came to."""
+    taken: dict[int, int] = {}
+    for at, replica in enumerate(replicas):
+        first = _bound_port(replica.events_bind or "")
+        for port in range(first, first + (replica.data_parallel_size or 1)) if first else ():
+            if taken.setdefault(port, at) != at:
+                raise ConfigError(
+                    f"replicas[{at}].events_bind: port {port} is that of replicas[{taken[port]}], too; "
+                    "each rank of each engine needs a port of its own"
+                )
 
 
 def _check_ports(path: str, replica: ReplicaSettings) -> None:

@@ -4,6 +4,7 @@ Knows replicas by name, tiers, and what the three events do to them. Never knows
 calls: only replicas that were added hold anything, and all tables together are within the limit.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -28,6 +29,8 @@ class CacheIndex:
         self.tiers: dict[Tier, TierIndex] = {Tier(): TierIndex(self._bound)}
         self.gpu = self.tiers[Tier()]
         self.events_dropped = 0
+        self.clears: Counter[ReplicaId] = Counter()
+        """How often each replica's GPU tier was cleared by an event."""
         self.removal_means_gone: set[ReplicaId] = set()
         """Replicas whose removals end all copies of a block: of an engine that announces only the last one's end."""
         self._replicas: set[ReplicaId] = set()
@@ -72,6 +75,7 @@ class CacheIndex:
         """Forget the replica and every event of it that may still be queued."""
         self.forget(replica)
         self._replicas.discard(replica)
+        self.clears.pop(replica, None)
         self.removal_means_gone.discard(replica)
 
     def forget(self, replica: ReplicaId) -> None:
@@ -103,6 +107,7 @@ class CacheIndex:
                 case AllBlocksCleared():
                     # Names no medium; other tiers announce their own losses (vLLM 0.32: or nothing at all).
                     self.gpu.clear(replica)
+                    self.clears[replica] += 1
 
     def touch(self, group: int, keys: Iterable[int]) -> None:
         """These keys of the GPU tier were matched just now; costs nothing while less than half of the limit is used."""

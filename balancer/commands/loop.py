@@ -1,14 +1,20 @@
 """The event loop that every long-running command uses.
 
-Knows that uvloop is used where it is installed, and how a process is asked to stop.
+Knows that uvloop is used where it is installed, how the loop shares the interpreter with other threads, and how a process is
+asked to stop.
 """
 
 import asyncio
 import signal
+import sys
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
+
+
+SWITCH_SECONDS: Final = 0.0005
+"""How long the thread that reads events may keep the interpreter from the loop; Python's own 5 ms add up over a request."""
 
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:
@@ -17,6 +23,7 @@ def run_loop(main: Coroutine[Any, Any, T]) -> T:
         from uvloop import new_event_loop  # noqa: PLC0415 - optional
     except ImportError:
         new_event_loop = None  # type: ignore[assignment]
+    sys.setswitchinterval(SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main)
 

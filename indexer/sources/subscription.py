@@ -1,8 +1,8 @@
 """One vLLM publisher's sockets: a SUB, its monitor, and a DEALER while a replay is under way.
 
 Knows sockets, time-outs and frames (vLLM 0.11 - 0.32); what they mean is decided by ``indexer.stream``. Never knows threads or
-other publishers: whoever owns a ``Subscription`` calls it from one thread, and reads when its sockets have news. RCVHWM is 0 on
-every socket, so a slow gateway never makes a publisher drop.
+other publishers: whoever owns a ``Subscription`` calls it from one thread, and reads when its sockets have news. What is not
+read yet waits here, not at the publisher: twice what that would keep by itself.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from indexer.errors import WireError
 from indexer.index import ReplicaId
-from indexer.stream import EventStream, Forget, Position, Replay, Standing, Step
+from indexer.stream import MAX_PENDING, EventStream, Forget, Position, Replay, Standing, Step
 from indexer.wire import Batch, decode
 
 log = logging.getLogger(__name__)
@@ -128,6 +128,8 @@ class Subscription:
         self._recheck_at: float | None = None
         self.dealer: Socket | None = None
         self.sub = self._socket(zmq.SUB)
+        # A flood must not fill our memory: what is dropped beyond this is missed by its number, and asked for again.
+        self.sub.setsockopt(zmq.RCVHWM, MAX_PENDING)
         patience = round(2_000 * settings.heartbeat)
         self.sub.setsockopt(zmq.HEARTBEAT_IVL, patience // 2)
         # A host that is gone without a word must cost no more on the way back than it did on the way out.

@@ -44,7 +44,13 @@ class Information:
 
     async def metrics(self, request: web.Request) -> web.Response:
         engine = self._current()
-        text = metrics.page(engine.config, engine.started, engine.figures())
+        text = metrics.page(
+            engine.config,
+            engine.started,
+            engine.figures(),
+            is_asleep=engine.is_sleeping,
+            sleep_level=engine.sleep_level,
+        )
         return web.Response(body=text.encode(), headers={"Content-Type": "text/plain; version=1.0.0; charset=utf-8"})
 
     async def event_sources(self, request: web.Request) -> web.Response:

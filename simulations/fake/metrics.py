@@ -4,6 +4,7 @@ Knows Prometheus' text form and the names that vLLM 0.11 - 0.32 gives its series
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -44,14 +45,27 @@ _GPU_NAMES = {
 }
 
 
-def page(config: FakeConfig, started: float, ranks: Sequence[RankFigures]) -> str:
-    """The whole page; ``started`` in seconds since the epoch."""
+SLEEP_STATES: Final = ("awake", "weights_offloaded", "discard_all")
+
+
+def page(
+    config: FakeConfig, started: float, ranks: Sequence[RankFigures], *, is_asleep: bool = False, sleep_level: int = 0
+) -> str:
+    """The whole page; ``started`` in seconds since the epoch. Sleeping at level 0 keeps the cache."""
     lines = _family("process_start_time_seconds", "Start time of the process since unix epoch in seconds.", "gauge")
     lines.append(f"process_start_time_seconds {started!r}")
     old = _GPU_NAMES if config.release.has_gpu_metric_names else {}
     for name, (text, field) in {**_GAUGES, **{o: _GAUGES[n] for o, n in old.items() if n in _GAUGES}}.items():
         lines += _family(f"vllm:{name}", text, "gauge")
         lines += (_line(f"vllm:{name}", config, each.rank, getattr(each, field)) for each in ranks)
+    if config.release.has_sleep_state:
+        state = SLEEP_STATES[sleep_level] if not is_asleep or sleep_level else None
+        lines += _family("vllm:engine_sleep_state", "Engine sleep state.", "gauge")
+        for each in ranks:
+            lines += (
+                _line("vllm:engine_sleep_state", config, each.rank, name == state, sleep_state=name)
+                for name in SLEEP_STATES
+            )
     if config.release.has_waiting_reasons:
         lines += _waiting_by_reason(config, ranks)
     for name, (text, field) in {**_COUNTERS, **{o: _COUNTERS[n] for o, n in old.items() if n in _COUNTERS}}.items():

@@ -83,5 +83,10 @@ class Release(msgspec.Struct, frozen=True):
         return self._number <= (0, 11)
 
     @property
+    def has_sleep_state(self) -> bool:
+        """``vllm:engine_sleep_state``."""
+        return self._number >= (0, 14)
+
+    @property
     def has_waiting_reasons(self) -> bool:
         return self._number >= (0, 22)

@@ -55,6 +55,7 @@ class EngineProcess:
         self.is_dead = False
         self.is_draining = False
         self.is_sleeping = False
+        self.sleep_level = 0
         self.is_paused = False
         self._sampler = sampler
         self.ranks: list[Rank] = []
@@ -220,6 +221,7 @@ class EngineProcess:
     def sleep(self, level: int) -> None:
         """Stop computing; above level 0 what runs is ended and the cache is lost."""
         self.is_sleeping = True
+        self.sleep_level = level
         if level > 0:
             self.abort_all()
         self._stop(clear=level > 0)
@@ -241,6 +243,7 @@ class EngineProcess:
 
     def resume(self) -> None:
         self.is_sleeping = self.is_paused = False
+        self.sleep_level = 0
         for rank in self.ranks:
             rank.release()
 

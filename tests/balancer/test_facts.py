@@ -150,6 +150,23 @@ def test_a_wildcard_is_replaced_by_the_host(endpoint: str, host: str, expected: 
     assert facts.reachable(endpoint, host) == expected
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [
+        ("tcp://*:5557", False),
+        ("tcp://[::]:5557", False),
+        ("tcp://[fd00::1]:5557", False),
+        ("ipc:///run/kv", False),
+        ("tcp://10.0.0.1:44309", False),  # what has become of tcp://*:0
+        ("tcp://kvlb:5557", True),
+        ("tcp://kvlb:44309", True),
+        ("tcp://10.0.0.1:5557", True),
+    ],
+)
+def test_a_publisher_without_a_wildcard_connects(endpoint: str, expected: bool) -> None:
+    assert facts.dials(endpoint) is expected
+
+
 # What becomes of it
 
 
@@ -286,3 +303,36 @@ def test_sources_with_fields_of_other_types_are_read_as_far_as_they_can() -> Non
         b'{"0":{"enable_kv_cache_events":true,"endpoint":"tcp://*:5557","topic":5,"replay_endpoint":7},"9x":{},"1":{}}'
     )
     assert facts.read_event_sources(body, "h") == (EventSource(0, "tcp://h:5557", None, ""),)
+
+
+DIALLING = msgspec.structs.replace(
+    TOLD, sources=(EventSource(0, "tcp://kvlb:5557", "tcp://10.0.0.1:5657", "t", is_dialling=True),)
+)
+
+
+def test_a_publisher_that_connects_is_told_with_both_remedies() -> None:
+    found = one(settings(), DIALLING)
+    (warning,) = found.warnings
+    assert "connects to tcp://kvlb:5557 instead of listening" in warning
+    assert '"tcp://*:PORT"' in warning
+    assert 'events_bind = "tcp://*:PORT"' in warning
+    assert found.source is not None
+    assert not found.source.is_dialling, "it is tried all the same: nothing else could be said of it"
+
+
+@pytest.mark.parametrize("told", [TOLD, DIALLING], ids=["listening", "connecting"])
+def test_kvlb_listens_where_the_settings_say(told: EngineFacts) -> None:
+    found = one(settings(events_bind="tcp://*:6000"), told)
+    source = told.sources[0]
+    assert found.source == EventSource(0, "tcp://*:6000", source.replay, source.topic, is_dialling=True)
+    assert found.warnings == ()
+
+
+def test_each_rank_that_connects_has_its_own_port() -> None:
+    found = facts.describe(
+        settings(events_bind="tcp://*:6000", replay="tcp://e:7000", data_parallel_size=2), EngineFacts()
+    )
+    assert [each.source and (each.source.events, each.source.replay) for each in found] == [
+        ("tcp://*:6000", "tcp://e:7000"),
+        ("tcp://*:6001", "tcp://e:7001"),
+    ]

@@ -13,6 +13,7 @@ import pytest
 from balancer.facts import Described
 from balancer.fleet import Status
 from balancer.health import Watcher, skew
+from balancer.pulse import Pulse
 from balancer.settings import HealthSettings, ReplicaSettings
 from tests.support.upstream import Received, Upstream, upstream
 from tests.support.waiting import eventually, run
@@ -24,11 +25,15 @@ class Watch:
     def __init__(self, replica: ReplicaSettings, session: aiohttp.ClientSession, settings: HealthSettings) -> None:
         self.learned: list[list[Described]] = []
         self.statuses: list[Status] = []
+        self.pulses: list[Pulse] = []
         headers = {"Authorization": "Bearer key"}
-        self.watcher = Watcher(replica, settings, session, headers, self._learned, self._status)
+        self.watcher = Watcher(replica, settings, session, headers, self._learned, self._status, self._felt)
 
     def _learned(self, endpoint: str, described: list[Described]) -> None:
         self.learned.append(described)
+
+    def _felt(self, endpoint: str, pulse: Pulse) -> None:
+        self.pulses.append(pulse)
 
     def _status(self, endpoint: str, status: Status) -> None:
         if self.statuses[-1:] != [status]:
@@ -59,7 +64,7 @@ def test_an_engine_is_learned_once_and_then_only_asked_whether_it_lives() -> Non
             assert recipe is not None
             assert (recipe.block_size, described[0].replica.models) == (4, ("m",))
             assert watch.statuses == [Status.READY]
-            assert {question.path for question in replica.questions[5:]} == {"/health"}
+            assert {question.path for question in replica.questions[6:]} == {"/health", "/metrics"}
             assert all(question.values("Authorization") == ["Bearer key"] for question in replica.questions)
 
     run(check())
@@ -230,5 +235,43 @@ def test_the_clock_of_an_endpoint_is_read_from_its_answers() -> None:
         async with upstream(paths={"/health": late}) as replica, watching(replica.url) as watch:
             await eventually(lambda: len(watch.learned) == 1)
             await eventually(lambda: -102 < (watch.watcher.clock_skew or 0) < -98)
+
+    run(check())
+
+
+SLEEPS = b'vllm:engine_sleep_state{engine="0",sleep_state="awake"} 0.0\n'
+
+
+def test_an_engine_that_sleeps_takes_no_requests_until_it_is_awake() -> None:
+    async def check() -> None:
+        async with upstream() as replica, watching(replica.url) as watch:
+            await eventually(lambda: watch.statuses == [Status.READY])
+            awake = replica.paths["/metrics"]
+            assert isinstance(awake, bytes)
+            replica.paths["/metrics"] = awake + SLEEPS
+            await eventually(lambda: watch.statuses == [Status.READY, Status.ASLEEP])
+            assert "POST /wake_up" in str(watch.watcher.problem)
+            replica.paths["/metrics"] = awake
+            await eventually(lambda: watch.statuses == [Status.READY, Status.ASLEEP, Status.READY])
+            assert len(watch.learned) == 1, "it is the same engine"
+            assert {pulse.asleep for pulse in watch.pulses} == {frozenset(), frozenset({0})}
+
+    run(check())
+
+
+def test_metrics_that_do_not_come_say_nothing_of_an_engines_health() -> None:
+    async def silence(request: Received) -> None: ...
+
+    async def refuse(request: Received) -> None:
+        request.answer(b"", status="404 Not Found")
+
+    async def check() -> None:
+        async with upstream() as replica, watching(replica.url) as watch:
+            await eventually(lambda: watch.statuses == [Status.READY])
+            for answer in (silence, refuse):
+                replica.paths["/metrics"] = answer
+                before = len(replica.questions)
+                await eventually(lambda before=before: len(replica.questions) > before + 4)  # type: ignore[misc]
+            assert watch.statuses == [Status.READY]
 
     run(check())

@@ -185,3 +185,30 @@ def test_a_time_is_a_number(value: float) -> None:
 )
 def test_numbers_out_of_range_are_refused(tree: dict[str, Any], path: str) -> None:
     assert fails(tree).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://*:5557", "tcp://0.0.0.0:5557", "tcp://[::]:5557", "tcp://kvlb.svc:1"])
+def test_addresses_to_listen_at_are_accepted(endpoint: str) -> None:
+    (replica,) = settings.convert({"replicas": [{"url": "http://e:8000", "events_bind": endpoint}]}).replicas
+    assert replica.events_bind == endpoint
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://*:0", "tcp://*", "*:5557", "tcp://*:70000", "ipc:///x", "tcp://a b:1", ""])
+def test_what_cannot_be_listened_at_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match=r"replicas\[0\].events_bind: '.*' cannot be listened at; give one like"):
+        settings.convert({"replicas": [{"url": "http://e:8000", "events_bind": endpoint}]})
+
+
+def test_an_engine_either_listens_or_connects() -> None:
+    both = {"url": "http://e:8000", "events": "tcp://e:5557", "events_bind": "tcp://*:5557"}
+    with pytest.raises(ConfigError, match=r"replicas\[0\].events_bind: events is given, too"):
+        settings.convert({"replicas": [both]})
+
+
+def test_no_two_ranks_connect_to_one_port() -> None:
+    def engine(at: int, port: int, ranks: int) -> dict[str, object]:
+        return {"url": f"http://e{at}:8000", "events_bind": f"tcp://*:{port}", "data_parallel_size": ranks}
+
+    settings.convert({"replicas": [engine(0, 6000, 2), engine(1, 6002, 1)]})
+    with pytest.raises(ConfigError, match=r"replicas\[1\].events_bind: port 6001 is that of replicas\[0\], too"):
+        settings.convert({"replicas": [engine(0, 6000, 2), engine(1, 6001, 1)]})

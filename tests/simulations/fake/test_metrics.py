@@ -62,3 +62,19 @@ def test_kvlb_reads_the_cache_configuration(version: str) -> None:
     settings = config(vllm_version=version, block_size=32, num_gpu_blocks=200, hash_algorithm="sha256_cbor")
     found = read_cache_config(page(settings, 0, [figures(0), figures(1)]).encode())
     assert found == tuple(CacheConfig(rank, 32, "sha256_cbor", 200, True) for rank in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("is_asleep", "level", "state"),
+    [(False, 0, "awake"), (True, 0, None), (True, 1, "weights_offloaded"), (True, 2, "discard_all")],
+)
+def test_sleep_has_its_state(is_asleep: bool, level: int, state: str | None) -> None:
+    text = page(config(), 0, [figures(0)], is_asleep=is_asleep, sleep_level=level)
+    found = {
+        sample.labels["sleep_state"]
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "vllm:engine_sleep_state" and sample.value
+    }
+    assert found == ({state} if state else set())
+    assert "engine_sleep_state" not in page(config(vllm_version="0.11.0"), 0, [figures(0)])
