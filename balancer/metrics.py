@@ -93,6 +93,7 @@ class _RouterCollector(Collector):
         yield from self._events()
         yield from self._audit()
         yield from self._tokenizer()
+        yield from self._snapshot()
 
     def _replicas(self) -> Iterable[Metric]:
         in_flight = GaugeMetricFamily(
@@ -246,3 +247,21 @@ class _RouterCollector(Collector):
         for how in ("asked", "cached", "failed"):
             asked.add_metric([how], self._service.tokenizer.counters[how])
         return [asked]
+
+    def _snapshot(self) -> Iterable[Metric]:
+        warm = self._service.warm
+        saves = CounterMetricFamily("kvlb_snapshot_saves", "Snapshots of the index that were written.", warm.saves)
+        failures = CounterMetricFamily(
+            "kvlb_snapshot_failures", "Snapshots of the index that could not be written.", warm.failures
+        )
+        age = GaugeMetricFamily("kvlb_snapshot_age_seconds", "Seconds since the last one was written.")
+        if warm.saved_at is not None:
+            age.add_metric([], time.monotonic() - warm.saved_at)
+        size = GaugeMetricFamily("kvlb_snapshot_bytes", "Size of the last one.", warm.size)
+        seconds = GaugeMetricFamily("kvlb_snapshot_seconds", "How long the last one took.", warm.duration)
+        restored = GaugeMetricFamily(
+            "kvlb_snapshot_restored_blocks",
+            "Blocks on GPU that were taken over from a snapshot at the start.",
+            warm.restored_blocks,
+        )
+        return [saves, failures, age, size, seconds, restored]

@@ -23,6 +23,7 @@ from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from indexer.index import GPU, CacheIndex, ReplicaId
 from indexer.predicted import PredictedBlocks
 from indexer.recognition import KeyState, Recognition
+from indexer.snapshot import Restored
 from indexer.stream import Apply, Forget, Lost, Position, Replay, Standing, Step
 
 
@@ -130,6 +131,16 @@ class Router:
         if replica in self._losses:
             self._settle(replica, events)
         self.index.apply(replica, events)
+
+    def restore(self, restored: Restored, losses: Losses) -> None:
+        """What another router knew of a replica that is in the fleet now; its blocks are in the index already."""
+        image = restored.image
+        self.recognitions[image.replica].restore(image.recognition, restored.learned)
+        self.positions[image.replica] = image.position
+        self._losses[image.replica] = losses
+        if losses.is_overfull:
+            self.index.removal_means_gone.add(image.replica)
+        self._unjudged.add(image.replica)
 
     def view(self, replica: ReplicaId, now: float) -> View:
         """How much is known of the replica's cache, why, and since when."""

@@ -21,6 +21,7 @@ from balancer.errors import BadRequest, NoReplica, UnknownModel
 from balancer.facts import Described, EventSource, merge_listings
 from balancer.feed import EventFeed
 from balancer.fleet import Status
+from balancer.handover import Handover
 from balancer.hashes import PromptHashes
 from balancer.health import Watcher
 from balancer.news import News
@@ -31,11 +32,12 @@ from balancer.settings import ReplicaSettings, Settings
 from balancer.silence import SILENT_AFTER, Silence, likely_causes
 from balancer.tokens import Tokenizer
 from balancer.upstream import open_session
+from balancer.warm import WarmStart
 from hashing.memory import ChainMemory
 from indexer.events import AllBlocksCleared
 from indexer.index import ReplicaId
 from indexer.sources.vllm import Publisher, PublisherStatus
-from indexer.stream import Apply, Forget, Standing, Step
+from indexer.stream import Apply, Forget, Position, Standing, Step
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,7 @@ class RouterService:
         self.memory = ChainMemory(settings.hashing.memory_bytes, secret=secrets.randbits(64))
         self.decisions = DecisionLog(settings.log.decisions_kept)
         self._decision_file: DecisionFile | None = None
+        self.warm = WarmStart(settings.snapshot, Handover(self.router, [replica.url for replica in settings.replicas]))
         self.session: aiohttp.ClientSession
         self.tokenizer: Tokenizer
         self.watchers: dict[str, Watcher] = {}
@@ -69,7 +72,8 @@ class RouterService:
         self.session = open_session(self.settings.upstream)
         self.tokenizer = Tokenizer(self.session, self.settings.tokenizer)
         self.feed = EventFeed(self._take)
-        self._tasks.append(asyncio.create_task(self._tick()))
+        await self.warm.load(self.session)
+        self._tasks += [asyncio.create_task(self._tick()), asyncio.create_task(self.warm.run())]
         if self.settings.log.decisions is not None:
             self._decision_file = DecisionFile(self.settings.log, self.router.policy)
             self._tasks.append(asyncio.create_task(self._decision_file.run()))
@@ -82,6 +86,7 @@ class RouterService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._decision_file is not None:
             await self._decision_file.flush()
+        await self.warm.save()
         await self.feed.close()
         await self.session.close()
 
@@ -225,13 +230,15 @@ class RouterService:
             base = [model for model in each.replica.models if model not in adapters]
             self._obey(each.replica.id, self._pulses.serves(each.replica.id, base), "it serves another model")
             self.router.put(each.replica)
-            if is_new:
-                self.router.observe(each.replica.id, [Standing()])  # until the subscription says otherwise
+            resume = self.warm.adopt(each)
+            if is_new:  # until the subscription says otherwise
+                self.router.observe(each.replica.id, [Standing(is_restored=resume is not None)])
             for warning in each.warnings:
                 log.warning("%s: %s", each.replica.id, warning)
-            self._follow(each.replica.id, each.source)
+            self._follow(each.replica.id, each.source, resume)
+        self.warm.told(endpoint)
 
-    def _follow(self, replica: ReplicaId, source: EventSource | None) -> None:
+    def _follow(self, replica: ReplicaId, source: EventSource | None, resume: Position | None) -> None:
         """Subscribe to what the replica publishes now; it may have moved with a restart."""
         known = self._publishers.pop(replica, None)
         wanted = None
@@ -242,7 +249,7 @@ class RouterService:
         if wanted is not None:
             self._publishers[replica] = wanted
             if known != wanted:
-                self.feed.reader.add(wanted)
+                self.feed.reader.add(wanted, resume)
 
     def _felt(self, endpoint: str, pulse: Pulse) -> None:
         """One look at the endpoint's metrics."""

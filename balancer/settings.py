@@ -107,6 +107,21 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Decisions kept in memory for /debug/decisions; some 300 bytes each, and 100 more for each candidate."""
 
 
+class SnapshotSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the index outlives a restart: in a file, and by taking it over from another gateway."""
+
+    path: str | None = None
+    """The file; saved now and then and at the end, read at the start."""
+    interval_seconds: float = 30.0
+    """An engine that has published more than its replay buffer holds (vLLM: 10,000 steps) since then begins anew."""
+    max_age_seconds: float = 3600.0
+    """An older snapshot is not used."""
+    siblings: tuple[str, ...] = ()
+    """Gateways that are asked for theirs at the start, before the file; the first one that has any is enough."""
+    sibling_timeout_seconds: float = 30.0
+    """For the whole answer of one of them; nobody is served before."""
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything that can be set."""
 
@@ -118,6 +133,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     health: HealthSettings = HealthSettings()
     hashing: HashingSettings = HashingSettings()
     log: LogSettings = LogSettings()
+    snapshot: SnapshotSettings = SnapshotSettings()
 
 
 def load(text: str) -> Settings:
@@ -212,6 +228,8 @@ def _check(settings: Settings) -> None:
     twice = next((url for url in urls if urls.count(url) > 1), None)
     if twice is not None:
         raise ConfigError(f"replicas: {twice} is named twice; each endpoint is named once")
+    for at, url in enumerate(settings.snapshot.siblings):
+        check_url(f"snapshot.siblings[{at}]", url)
     if settings.upstream.api_key is not None and not settings.upstream.api_key.isprintable():
         raise ConfigError("upstream.api_key: has a line break or another control character; give the bare key")
     if not 0 <= settings.server.port <= 65535:
@@ -244,6 +262,9 @@ def _positive(settings: Settings) -> list[tuple[str, float]]:
         ("health.relearn_seconds", settings.health.relearn_seconds),
         ("log.decisions_max_bytes", settings.log.decisions_max_bytes),
         ("log.decisions_kept", settings.log.decisions_kept),
+        ("snapshot.interval_seconds", settings.snapshot.interval_seconds),
+        ("snapshot.max_age_seconds", settings.snapshot.max_age_seconds),
+        ("snapshot.sibling_timeout_seconds", settings.snapshot.sibling_timeout_seconds),
     ]
 
 

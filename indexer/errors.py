@@ -1,4 +1,4 @@
-"""Errors of the index: what a publisher sent that cannot be used."""
+"""Errors of the index: what came in that cannot be used."""
 
 
 class IndexerError(Exception):
@@ -7,3 +7,7 @@ class IndexerError(Exception):
 
 class WireError(IndexerError):
     """A payload of which not even the list of events can be read."""
+
+
+class SnapshotError(IndexerError):
+    """Bytes that are no snapshot, or one that must not be used."""

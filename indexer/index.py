@@ -114,18 +114,21 @@ class CacheIndex:
         if group in self.gpu.groups:
             self._bound.touch(keys)
 
+    def tier(self, name: Tier) -> TierIndex | None:
+        """The tier's table, made on first use; None for one too many."""
+        if name not in self.tiers:
+            if len(self.tiers) >= MAX_TIERS:
+                return None
+            self.tiers[name] = TierIndex(self._bound)
+        return self.tiers[name]
+
     def _tier(self, event: BlockStored | BlockRemoved) -> TierIndex | None:
         """The event's tier; None for one too many: their names are whatever a publisher says."""
         fields = (event.medium, event.ownership, event.locality)
         tier = self._by_fields.get(fields)
         if tier is None:
-            name = Tier((event.medium or GPU).upper(), event.ownership or "", event.locality or "")
-            tier = self.tiers.get(name)
-            if tier is None:
-                if len(self.tiers) >= MAX_TIERS:
-                    return None
-                tier = self.tiers[name] = TierIndex(self._bound)
-            if len(self._by_fields) < 4 * MAX_TIERS:
+            tier = self.tier(Tier((event.medium or GPU).upper(), event.ownership or "", event.locality or ""))
+            if tier is not None and len(self._by_fields) < 4 * MAX_TIERS:
                 self._by_fields[fields] = tier
         return tier
 

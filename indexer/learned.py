@@ -34,6 +34,16 @@ RESTATED_AT_ONCE: Final = 4_096
 """Blocks in one event of ``restate``."""
 
 
+class NamesImage(msgspec.Struct, frozen=True):
+    """Blocks of one cache group in one tier: names and keys, and copies beyond the first by name."""
+
+    tier: Tier
+    group: int
+    names: Sequence[int]
+    keys: Sequence[int]
+    copies: Mapping[int, int]
+
+
 class _Place:
     """The blocks of one cache group in one tier. Changes with ``add`` and ``take``."""
 
@@ -94,7 +104,7 @@ class _Orphan:
 
 
 class LearnedBlocks:
-    """The blocks whose keys are learned. Changes with ``read``.
+    """The blocks whose keys are learned. Changes with ``read`` and ``restore``.
 
     ``adapters`` are those that the engine has declared, by name: a path is told by no event.
     """
@@ -147,6 +157,26 @@ class LearnedBlocks:
                     self._clear()
                     found.append(event)
         return found
+
+    def export(self) -> list[NamesImage]:
+        """A copy of what is known now; what waits is left out, and has to be told as ``unplaced``."""
+        return [
+            NamesImage(place.tier, place.group, list(place.keys), list(place.keys.values()), dict(place.copies))
+            for place in self._places.values()
+            if place.keys
+        ]
+
+    def restore(self, image: NamesImage) -> None:
+        """Know these again."""
+        name = (image.tier, image.group)
+        place = self._places.setdefault(name, _Place(*name))
+        place.keys.update(zip(image.names, image.keys, strict=True))
+        place.copies.update(image.copies)
+
+    def restore_unplaced(self, blocks: int) -> None:
+        """So many blocks were there and not known."""
+        if blocks:
+            self._let_go[Tier()] += blocks
 
     def restate(self) -> Iterator[BlockStored]:
         """Events that store all that is known, as if it had just come."""

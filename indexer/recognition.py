@@ -48,8 +48,18 @@ class KeyState(StrEnum):
     LEARNED = "learned"
 
 
+class RecognitionImage(msgspec.Struct, frozen=True):
+    """How a replica's keys are read, once that is known; ``learned`` where they are learned, ``recipe`` where not."""
+
+    reason: str
+    recipe: Recipe | None = None
+    learned: LearnedKeys | None = None
+    unplaced: int = 0
+    is_hybrid: bool = False
+
+
 class Recognition:
-    """One replica's keys, read. Changes with ``declare``, ``read`` and ``forget``.
+    """One replica's keys, read. Changes with ``declare``, ``read``, ``restore`` and ``forget``.
 
     ``declared`` is what the engine and the settings say, its root perhaps unknown; None when they do not say enough.
     ``adapters`` are those that it serves, with their paths, which events do not tell.
@@ -91,6 +101,23 @@ class Recognition:
         self.recipe, self.reason = _usable(self.declared), ""
         self._doubts: set[int] = set()
         self._tells_extras = True
+
+    def export(self) -> RecognitionImage | None:
+        """What the events of this incarnation have shown, but for the names of blocks; None while they have shown nothing."""
+        if self.state is KeyState.UNPROVEN:
+            return None
+        recipe, learned = (None, self.recipe) if isinstance(self.recipe, LearnedKeys) else (self.recipe, None)
+        return RecognitionImage(self.reason, recipe, learned, self.unplaced, self.is_hybrid)
+
+    def restore(self, image: RecognitionImage, learned: LearnedBlocks) -> None:
+        """The same, in another process, with the names of blocks: as if its events had been read here."""
+        self.reason, self.is_hybrid = image.reason, image.is_hybrid
+        self.recipe = image.learned or image.recipe
+        self.state = KeyState.PROVEN if image.learned is None else KeyState.LEARNED
+        self.learned = learned
+        if image.learned is not None:
+            learned.adapters, learned.hash_block_size = self.adapters, image.learned.block_size
+            learned.restore_unplaced(image.unplaced)
 
     @property
     def unplaced(self) -> int:

@@ -55,10 +55,11 @@ class Tier(msgspec.Struct, frozen=True):
 
 
 class SlotImage(msgspec.Struct, frozen=True):
-    """One replica in a ``TierImage``: its bit, and group -> key -> copies beyond the first."""
+    """One replica in a ``TierImage``: its bit, group -> key -> copies beyond the first, and blocks that were let go."""
 
     bit: int
     copies: dict[int, dict[int, int]]
+    let_go: int = 0
 
 
 class TierImage(msgspec.Struct, frozen=True):
@@ -216,6 +217,11 @@ class TierIndex:
                 slot.extra += extra
         self._tidy(slot, group)
 
+    def restore_let_go(self, replica: ReplicaId, blocks: int) -> None:
+        """So many of the replica's blocks had been let go before what is restored was exported."""
+        if blocks:
+            self._slot(replica).let_go += blocks
+
     def _set_copies(self, replica: ReplicaId, group: int, key: int, copies: int) -> None:
         was_held = self.discard(replica, group, [key])
         if copies > 0:
@@ -359,7 +365,9 @@ class TierIndex:
         return TierImage(
             {group: (list(holders), list(holders.values())) for group, holders in self.groups.items()},
             {
-                replica: SlotImage(slot.bit, {group: dict(copies) for group, copies in slot.copies.items()})
+                replica: SlotImage(
+                    slot.bit, {group: dict(copies) for group, copies in slot.copies.items()}, slot.let_go
+                )
                 for replica, slot in self._slots.items()
             },
         )

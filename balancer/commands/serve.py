@@ -49,6 +49,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--startup-timeout", type=float, metavar="S", help="exit with an error if no replica answers within S seconds"
     )
+    parser.add_argument("--snapshot", metavar="FILE", help="keep the index in this file, and begin with what it has")
+    parser.add_argument(
+        "--sibling",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="another gateway, whose index is taken over at the start; repeat it",
+    )
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
 
 
@@ -95,6 +103,10 @@ def read_settings(args: argparse.Namespace) -> Settings:
     }
     if isinstance(server, dict):
         server.update({name: value for name, value in flags.items() if value is not None})
+    snapshot = tree.setdefault("snapshot", {})
+    if isinstance(snapshot, dict):
+        snapshot.update({"path": args.snapshot} if args.snapshot else {})
+        snapshot.update({"siblings": args.sibling} if args.sibling else {})
     if args.policy is not None:
         tree["policy"] = {"name": args.policy}
     if args.replica:

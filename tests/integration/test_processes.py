@@ -194,6 +194,26 @@ def test_an_engine_and_a_gateway_serve_and_end() -> None:
         assert (code, "Traceback" in told) == (0, False), told
 
 
+def test_what_it_knew_when_it_was_ended_it_knows_when_it_is_started_again(tmp_path: Path) -> None:
+    gateway, engine, events, replay = free_ports(4)
+    flags = ["--port", engine, "--event-port", events, "--replay-port", replay, "--model", "m", "--speed", "50"]
+    words = ("serve", "--replica", f"http://127.0.0.1:{engine}", "--port", str(gateway), "--snapshot")
+    url = f"http://127.0.0.1:{gateway}"
+    with started("fake-engine", *map(str, flags)):
+        with started(*words, str(tmp_path / "index")) as front:
+            wait_for(f"{url}/ready", front)
+            ask(f"{url}/v1/completions", {"model": "m", "prompt": list(range(300, 370)), "max_tokens": 2})
+            while ask(f"{url}/kvlb/status")[0]["replicas"][0]["blocks"] < 4:
+                time.sleep(0.02)
+            code, told = stopped(front)
+            assert (code, "Traceback" in told) == (0, False), told
+        with started(*words, str(tmp_path / "index")) as front:
+            wait_for(f"{url}/ready", front)
+            code, told = stopped(front)
+            assert ": took over 4 blocks of 1 replicas, as of " in told
+            assert (code, "Traceback" in told) == (0, False), told
+
+
 def test_a_stream_under_way_is_finished_before_it_ends() -> None:
     gateway, engine, events, replay = free_ports(4)
     flags = ["--port", engine, "--event-port", events, "--replay-port", replay, "--model", "m", "--decode-ms", "20"]

@@ -1,0 +1,141 @@
+"""What one gateway leaves to the next: taken out of a router, and put into another one's.
+
+Knows the router and what a snapshot may be believed for: a replica of this fleet that is still what it was, and whose publisher
+can say whether it is still in the same life. Never knows files, sockets or clocks. Between calls: what is restored of a replica
+is in the index; until the replica is known it waits among ``waiting``, and no request can find it.
+"""
+
+from collections.abc import Iterable, Sequence
+from urllib.parse import urlsplit
+
+import msgspec
+
+from balancer.core import Replica
+from balancer.facts import Described
+from balancer.knowledge import Losses
+from balancer.router import Router
+from indexer.errors import SnapshotError
+from indexer.index import ReplicaId
+from indexer.learned import NamesImage
+from indexer.snapshot import Image, ReplicaImage, Restoration, Restored
+from indexer.stream import Position
+
+
+class _Notes(msgspec.Struct, frozen=True):
+    """What a router has to know of a replica besides its blocks and its events."""
+
+    identity: str
+    losses: Losses
+
+
+class Handover:
+    """Both sides of it. Changes with ``accept``, ``adopt``, ``drop`` and ``drop_all``.
+
+    ``endpoints`` are the fleet's URLs: what a snapshot says of others is passed over.
+    """
+
+    def __init__(self, router: Router, endpoints: Iterable[str]) -> None:
+        self.waiting: dict[ReplicaId, Restored] = {}
+        self._router = router
+        self._hosts = {urlsplit(url).netloc for url in endpoints}
+
+    # Taking
+
+    def take(self, now: float) -> Image:
+        """A copy of what is known; ``now`` in seconds since the epoch.
+
+        Left out are replicas whose publisher could not be asked later on whether all this still holds, and those of which
+        nothing has shown yet how their keys are to be read.
+        """
+        router = self._router
+        replicas: list[ReplicaImage] = []
+        names: dict[ReplicaId, list[NamesImage]] = {}
+        for live in router.fleet:
+            replica, recognition = live.replica.id, router.recognitions[live.replica.id]
+            position, image = router.positions.get(replica, Position()), recognition.export()
+            if image is not None and position.can_be_resumed:
+                notes = _Notes(identity(live.replica), router.losses[replica])
+                replicas.append(ReplicaImage(replica, msgspec.msgpack.encode(notes), position, image))
+                names[replica] = recognition.learned.export()
+        for replica, restored in self.waiting.items():
+            replicas.append(restored.image)
+            names[replica] = restored.learned.export()
+        return Image(now, replicas, names, {tier: table.export() for tier, table in router.index.tiers.items()})
+
+    # Restoring
+
+    def restoration(self, oldest: float) -> Restoration:
+        """What fills the router's index with a snapshot's bytes, before any replica is known.
+
+        ``oldest`` is in seconds since the epoch. End it with ``accept`` or ``abandon``.
+        """
+        index = self._router.index
+        assert not index.replicas, "a snapshot is restored into an empty index"
+        return Restoration(index, lambda replica: _host(replica) in self._hosts, oldest)
+
+    def accept(self, restored: Sequence[Restored]) -> int:
+        """All of it has come; returns the blocks that are in the index now.
+
+        Raises:
+            SnapshotError: there is nothing in it for this fleet.
+        """
+        if not restored:
+            raise SnapshotError("it has no replica of this fleet")
+        self.waiting = {each.image.replica: each for each in restored}
+        return sum(self._router.index.gpu.blocks(replica) for replica in self.waiting)
+
+    def abandon(self) -> None:
+        """What has come cannot be trusted: nothing of it stays."""
+        index = self._router.index
+        for replica in index.replicas:
+            index.remove(replica)
+        while index.has_retired:
+            index.sweep()
+
+    def adopt(self, described: Described) -> tuple[Position | None, str | None]:
+        """A replica has told what it is, and is in the router: (where to resume its events, why not).
+
+        Both are None where nothing was restored.
+        """
+        replica = described.replica
+        restored = self.waiting.pop(replica.id, None)
+        if restored is None:
+            return None, None
+        source = described.source
+        notes = msgspec.msgpack.decode(restored.image.notes, type=_Notes)
+        if notes.identity != identity(replica):
+            problem = "it has another model or another recipe now"
+        elif source is None or source.replay is None:
+            problem = "without a replay socket it cannot be asked whether it is still in the same life"
+        else:
+            self._router.restore(restored, notes.losses)
+            return restored.image.position, None
+        self._router.index.forget(replica.id)
+        return None, problem
+
+    def drop(self, endpoint: str) -> list[ReplicaId]:
+        """The endpoint has told all its replicas: what else was restored of it is not there any more."""
+        host = urlsplit(endpoint).netloc
+        return self._drop([replica for replica in self.waiting if _host(replica) == host])
+
+    def drop_all(self) -> list[ReplicaId]:
+        """Nobody has come for the rest."""
+        return self._drop(list(self.waiting))
+
+    def _drop(self, gone: list[ReplicaId]) -> list[ReplicaId]:
+        for replica in gone:
+            del self.waiting[replica]
+            self._router.index.remove(replica)
+        return gone
+
+
+def identity(replica: Replica) -> str:
+    """What a replica must still be for its blocks to mean the same: its base models and what it says of its recipe."""
+    adapters = {adapter.name for adapter in replica.adapters}
+    base = sorted(model for model in replica.models if model not in adapters)
+    return msgspec.json.encode([base, replica.recipe]).decode()
+
+
+def _host(replica: ReplicaId) -> str:
+    """The endpoint's host and port; a rank follows them (``facts.replica_id``)."""
+    return replica.partition("#")[0]

@@ -1,0 +1,379 @@
+"""The index as bytes and back: what one gateway knows of every cache, for the next one to go on from.
+
+Knows the format, and what belongs to a replica: its blocks in every tier, how its keys are read, how far its events were
+applied. Never knows files, sockets, clocks or what an identity means: the time comes in, and whoever restores says which
+replicas are wanted. What comes back is what went in, or a ``SnapshotError``.
+
+A snapshot is a head of ten bytes and frames: four bytes of length, then msgpack. The last frame has the checksum of all bytes
+before it. Frames are small, so that both sides go piece by piece and never hold a second copy of the index:
+
+    Head      when it was made
+    Owner     one replica: its name, position in its event stream, how its keys are read
+    Names     of a replica with learned keys, 16,384 blocks of one tier and group: names ascending, with keys and copies
+    Table     from here on one tier: which bit is whose
+    Keys      16,384 blocks of one group in the table's order, each with its bit set out of a list of those that occur
+    Copies    of one replica and group, copies beyond the first
+    End       the checksum
+
+A hash takes its eight bytes, the bit set usually less than one; a learned block, whose name is in ascending order, some 14.6.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Final, TypeAlias
+
+import msgspec
+import xxhash
+
+from indexer.errors import SnapshotError
+from indexer.index import CacheIndex, ReplicaId, Tier, TierImage, TierIndex
+from indexer.learned import LearnedBlocks, NamesImage
+from indexer.packing import pack_small, pack_sorted, pack_words, unpack_small, unpack_sorted, unpack_words
+from indexer.recognition import RecognitionImage
+from indexer.stream import Position
+
+MAGIC: Final = b"kvlbsnap"
+VERSION: Final = 1
+_HEAD: Final = MAGIC + VERSION.to_bytes(2, "little")
+KEYS_AT_ONCE: Final = 16_384
+"""Keys in a frame: about 3 ms to write or to restore."""
+
+MAX_FRAME: Final = 16 * 1024 * 1024
+"""Bytes; a frame of keys that are all held by different halves of a thousand replicas has 2 MiB."""
+
+
+class ReplicaImage(msgspec.Struct, frozen=True):
+    """One replica but for its blocks; ``notes`` are its owner's, who alone can read them."""
+
+    replica: ReplicaId
+    notes: bytes
+    position: Position
+    recognition: RecognitionImage
+
+
+class Image(msgspec.Struct, frozen=True):
+    """A copy of what is known at one moment; ``created`` in seconds since the epoch.
+
+    ``names`` are those of replicas with learned keys: their blocks are told by them, and what ``tiers`` has of them is not.
+    """
+
+    created: float
+    replicas: Sequence[ReplicaImage]
+    names: Mapping[ReplicaId, Sequence[NamesImage]]
+    tiers: Mapping[Tier, TierImage]
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """A replica whose blocks are in an index again; ``learned`` has their names, if its keys are learned."""
+
+    image: ReplicaImage
+    learned: LearnedBlocks
+
+
+class _Head(msgspec.Struct, frozen=True, tag="head"):
+    created: float
+
+
+class _Owner(msgspec.Struct, frozen=True, tag="owner"):
+    number: int
+    image: ReplicaImage
+
+
+class _Names(msgspec.Struct, frozen=True, tag="names"):
+    owner: int
+    tier: Tier
+    group: int
+    names: list[bytes]
+    keys: bytes
+    copies: list[bytes]
+
+
+class _Table(msgspec.Struct, frozen=True, tag="table"):
+    tier: Tier
+    bits: list[tuple[int, int, int]]  # owner, number of its bit, blocks let go
+
+
+class _Keys(msgspec.Struct, frozen=True, tag="keys"):
+    group: int
+    keys: bytes
+    sets: list[bytes]
+    which: list[bytes]
+
+
+class _Copies(msgspec.Struct, frozen=True, tag="copies"):
+    owner: int
+    group: int
+    keys: bytes
+    copies: list[bytes]
+
+
+class _End(msgspec.Struct, frozen=True, tag="end"):
+    checksum: int
+
+
+_Frame: TypeAlias = _Head | _Owner | _Names | _Table | _Keys | _Copies | _End
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+def write(image: Image) -> Iterator[bytes]:
+    """The bytes, in pieces of a few milliseconds each."""
+    digest = xxhash.xxh3_64()
+    encode = msgspec.msgpack.Encoder().encode
+    yield _HEAD
+    digest.update(_HEAD)
+    for frame in _frames(image):
+        piece = _framed(encode(frame))
+        digest.update(piece)
+        yield piece
+    yield _framed(encode(_End(digest.intdigest())))
+
+
+def _framed(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "little") + data
+
+
+def _frames(image: Image) -> Iterator[_Frame]:
+    yield _Head(image.created)
+    owners: dict[ReplicaId, int] = {}
+    for number, each in enumerate(image.replicas):
+        yield _Owner(number, each)
+        if each.recognition.learned is None:
+            owners[each.replica] = number
+        for names in image.names.get(each.replica, ()):
+            yield from _names_frames(number, names)
+    for tier, table in image.tiers.items():
+        yield from _table_frames(tier, table, owners)
+
+
+def _names_frames(owner: int, image: NamesImage) -> Iterator[_Names]:
+    for start in range(0, len(image.names), KEYS_AT_ONCE):
+        end = start + KEYS_AT_ONCE
+        keys = dict(zip(image.names[start:end], image.keys[start:end], strict=True))
+        names = sorted(keys)  # within the frame: all of them at once would hold up a busy gateway
+        yield _Names(
+            owner=owner,
+            tier=image.tier,
+            group=image.group,
+            names=pack_sorted(names),
+            keys=pack_words(map(keys.__getitem__, names)),
+            copies=pack_small([image.copies.get(name, 0) for name in names]),
+        )
+
+
+def _table_frames(tier: Tier, table: TierImage, owners: Mapping[ReplicaId, int]) -> Iterator[_Frame]:
+    slots = {replica: slot for replica, slot in table.replicas.items() if replica in owners}
+    if not slots:
+        return
+    bits = [(owners[replica], slot.bit.bit_length() - 1, slot.let_go) for replica, slot in slots.items()]
+    yield _Table(tier, bits)
+    told = sum(slot.bit for slot in slots.values())
+    for group, (keys, held) in table.groups.items():
+        for start in range(0, len(keys), KEYS_AT_ONCE):
+            end = start + KEYS_AT_ONCE
+            frame = _keys_frame(group, keys[start:end], held[start:end], told)
+            if frame is not None:
+                yield frame
+    for replica, slot in slots.items():
+        for group, copies in slot.copies.items():
+            rest = iter(copies.items())
+            while some := dict(islice(rest, KEYS_AT_ONCE)):
+                yield _Copies(owners[replica], group, pack_words(some), pack_small(some.values()))
+
+
+def _keys_frame(group: int, keys: list[int], held: list[int], told: int) -> _Keys | None:
+    """None when nobody holds any of them whose bit is told."""
+    if 0 in (told_of := {bits: bits & told for bits in set(held)}).values():
+        kept = [(key, bits) for key, bits in zip(keys, held, strict=True) if told_of[bits]]
+        keys, held = [key for key, _ in kept], [bits for _, bits in kept]
+    if not keys:
+        return None
+    sets = list(dict.fromkeys(told_of[bits] for bits in dict.fromkeys(held)))
+    number_of = {bits: at for at, bits in enumerate(sets)}
+    which = {bits: number_of[told_of[bits]] for bits in set(held)}
+    return _Keys(
+        group=group,
+        keys=pack_words(keys),
+        sets=[bits.to_bytes((bits.bit_length() + 7) // 8, "little") for bits in sets],
+        which=pack_small(map(which.__getitem__, held)),
+    )
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+class Restoration:
+    """Bytes into an index, as they come. Changes with ``feed``; ``finish`` says that it was all.
+
+    After an error the index has parts of a snapshot that cannot be trusted: they must be taken out again. ``is_wanted`` is
+    asked for each replica; ``oldest`` is the time before which a snapshot is refused, in seconds since the epoch.
+    """
+
+    def __init__(self, index: CacheIndex, is_wanted: Callable[[ReplicaId], bool], oldest: float) -> None:
+        self.size = 0
+        """Bytes so far."""
+        self._index = index
+        self._is_wanted = is_wanted
+        self._oldest = oldest
+        self._buffer = bytearray()
+        self._digest = xxhash.xxh3_64()
+        self._decode = msgspec.msgpack.Decoder(_Frame).decode
+        self._has_begun = False
+        self._head: _Head | None = None
+        self._is_whole = False
+        self._owners: dict[int, Restored | None] = {}
+        self._table: TierIndex | None = None
+        self._bits: dict[int, ReplicaId] = {}
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes.
+
+        Raises:
+            SnapshotError: it is no snapshot of this format, too old, or damaged.
+        """
+        self.size += len(data)
+        self._buffer += data
+        while (piece := self._next_piece()) is not None:
+            if self._is_whole:
+                raise SnapshotError("it is damaged: something follows its end")
+            try:
+                self._take(piece)
+            except (msgspec.MsgspecError, ArithmeticError, LookupError, ValueError) as error:
+                raise SnapshotError(f"it is damaged: {error}") from error
+
+    def finish(self) -> list[Restored]:
+        """The replicas that were wanted; their blocks are in the index.
+
+        Raises:
+            SnapshotError: the end is missing.
+        """
+        if not self._is_whole or self._buffer:
+            raise SnapshotError("it is damaged: its end is missing" if self.size else "it is empty")
+        return [restored for restored in self._owners.values() if restored is not None]
+
+    @property
+    def created(self) -> float:
+        """When it was made, in seconds since the epoch."""
+        return 0.0 if self._head is None else self._head.created
+
+    def _next_piece(self) -> bytes | None:
+        if not self._has_begun:
+            length = len(_HEAD)
+        elif len(self._buffer) < 4:
+            return None
+        else:
+            length = 4 + int.from_bytes(self._buffer[:4], "little")
+            if length > MAX_FRAME:
+                raise SnapshotError("it is damaged: a frame of impossible length")
+        if len(self._buffer) < length:
+            return None
+        piece = bytes(self._buffer[:length])
+        del self._buffer[:length]
+        return piece
+
+    def _take(self, piece: bytes) -> None:
+        if not self._has_begun:
+            self._begin(piece)
+        else:
+            frame = self._decode(memoryview(piece)[4:])
+            if isinstance(frame, _End):
+                if frame.checksum != self._digest.intdigest():
+                    raise SnapshotError("it is damaged: its checksum is another one")
+                self._is_whole = True
+                return
+            self._restore(frame)
+        self._digest.update(piece)
+
+    def _begin(self, head: bytes) -> None:
+        if not head.startswith(MAGIC):
+            raise SnapshotError("it is no snapshot of kvlb")
+        if head != _HEAD:
+            version = int.from_bytes(head[len(MAGIC) :], "little")
+            raise SnapshotError(f"it is of format {version}, and this kvlb reads format {VERSION}")
+        self._has_begun = True
+
+    def _restore(self, frame: _Frame) -> None:
+        if isinstance(frame, _Head):
+            if frame.created < self._oldest:
+                raise SnapshotError(f"it is {self._oldest - frame.created:.0f} s older than snapshots may be")
+            self._head = frame
+        elif self._head is None:
+            raise SnapshotError("it is damaged: its head is missing")
+        else:
+            match frame:
+                case _Owner():
+                    self._owners[frame.number] = self._own(frame.image)
+                case _Names():
+                    self._name(frame)
+                case _Table():
+                    self._open(frame)
+                case _Keys():
+                    self._store(frame)
+                case _Copies():
+                    self._copy(frame)
+
+    def _own(self, image: ReplicaImage) -> Restored | None:
+        if not self._is_wanted(image.replica):
+            return None
+        self._index.add(image.replica)
+        return Restored(image, LearnedBlocks())
+
+    def _name(self, frame: _Names) -> None:
+        owner = self._owners[frame.owner]
+        if owner is None:
+            return
+        keys = _words(frame.keys)
+        names, counts = unpack_sorted(frame.names, len(keys)), unpack_small(frame.copies, len(keys))
+        copies = {name: count for name, count in zip(names, counts, strict=True) if count}
+        owner.learned.restore(NamesImage(frame.tier, frame.group, names, keys, copies))
+        table = self._index.tier(frame.tier)
+        if table is not None:
+            replica = owner.image.replica
+            table.store(replica, frame.group, keys)
+            for key, count in zip(keys, counts, strict=True):
+                if count:
+                    table.restore(replica, frame.group, (), {key: count})
+
+    def _open(self, frame: _Table) -> None:
+        self._table = self._index.tier(frame.tier)
+        self._bits = {}
+        for number, bit, let_go in frame.bits:
+            owner = self._owners[number]
+            if owner is not None and self._table is not None:
+                self._bits[bit] = owner.image.replica
+                self._table.restore_let_go(owner.image.replica, let_go)
+
+    def _store(self, frame: _Keys) -> None:
+        if self._table is None:
+            return
+        keys = _words(frame.keys)
+        which = unpack_small(frame.which, len(keys))
+        by_set: list[list[int]] = [[] for _ in frame.sets]
+        for key, at in zip(keys, which, strict=True):
+            by_set[at].append(key)
+        for held, some in zip(frame.sets, by_set, strict=True):
+            bits = int.from_bytes(held, "little")
+            for bit, replica in self._bits.items():
+                if bits >> bit & 1:
+                    self._table.store(replica, frame.group, some)
+
+    def _copy(self, frame: _Copies) -> None:
+        owner = self._owners[frame.owner]
+        if owner is not None and self._table is not None:
+            keys = _words(frame.keys)
+            copies = dict(zip(keys, unpack_small(frame.copies, len(keys)), strict=True))
+            self._table.restore(owner.image.replica, frame.group, (), copies)
+
+
+def _words(data: bytes) -> "array[int]":
+    """The keys of one frame.
+
+    Raises:
+        SnapshotError: more than one frame has.
+    """
+    keys = unpack_words(data)
+    if len(keys) > KEYS_AT_ONCE:
+        raise SnapshotError(f"{len(keys)} keys in one frame")
+    return keys

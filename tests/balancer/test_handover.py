@@ -1,0 +1,158 @@
+"""``balancer/handover.py``: what is taken out of a router, and what another one believes of it."""
+
+import msgspec
+import pytest
+
+from balancer.core import Replica
+from balancer.facts import Described, EventSource
+from balancer.handover import Handover, identity
+from balancer.knowledge import Knowledge
+from balancer.router import Router
+from hashing.extras import Lora
+from indexer.errors import SnapshotError
+from indexer.events import EMPTY, BlockRemoved, BlockStored
+from indexer.index import ReplicaId
+from indexer.recognition import KeyState
+from indexer.snapshot import write
+from indexer.stream import Apply, Forget, Lost, Position, Standing
+from indexer.wire import Batch
+from tests.support.handovers import TOKENS, URLS, A, B, fed, member, router, taken_over
+from tests.support.routing import RANDOM, RECIPE, request, told
+
+
+def described(each: Replica, *, replay: str | None = "tcp://a:5558") -> Described:
+    return Described(each, EventSource(0, "tcp://a:5557", replay, ""), ())
+
+
+def join(to: Router, handover: Handover, each: Described) -> tuple[Position | None, str | None]:
+    to.put(each.replica)
+    return handover.adopt(each)
+
+
+def test_a_replica_goes_on_where_it_was() -> None:
+    image = Handover(fed(member(A)), URLS).take(now=5.0)
+    made, handover = taken_over(image)
+    assert made.index.gpu.blocks(A) == 2
+    assert join(made, handover, described(member(A))) == (Position(1, 7.5), None)
+    assert made.positions[A] == Position(1, 7.5)
+    assert made.recognitions[A].export() == image.replicas[0].recognition
+    assert made.recognitions[A].state is KeyState.PROVEN
+    assert not handover.waiting
+    assert join(made, handover, described(member(B))) == (None, None)
+
+
+def test_learned_keys_go_on_where_they_were() -> None:
+    engine = member(A)
+    before = router(engine)
+    before.observe(A, [Apply([Batch(7.5, [told(TOKENS, RANDOM)])])])
+    made, handover = taken_over(Handover(before, URLS).take(now=5.0))
+    join(made, handover, described(engine))
+    assert made.recognitions[A].state is KeyState.LEARNED
+    for each in (before, made):
+        each.observe(A, [Apply([Batch(8.0, [BlockRemoved(told(TOKENS, RANDOM).block_hashes[1:])])])])
+        assert each.consider(request([*TOKENS, 1]), 1.0, 0.5).cached_tokens == 4
+
+
+def test_what_is_missing_or_in_doubt_is_told_on() -> None:
+    engine = member(A, num_gpu_blocks=2)
+    before = fed(engine)
+    before.observe(A, [Lost(1, 3), Apply([Batch(8.0, [], skipped=("nonsense",))])])
+    before.tick(1.0)  # more blocks than it has: the events are not what they seem
+    made, handover = taken_over(Handover(before, URLS).take(5.0))
+    assert join(made, handover, described(engine))[0] == Position(5, 8.0, 4)
+    assert made.losses[A] == before.losses[A]
+    assert (made.losses[A].batches, made.losses[A].events, made.losses[A].is_overfull) == (3, 1, True)
+    assert made.index.removal_means_gone == {A}
+
+
+def test_until_its_publisher_confirms_it_a_replica_is_partial() -> None:
+    made, handover = taken_over(Handover(fed(member(A)), URLS).take(5.0))
+    join(made, handover, described(member(A)))
+    made.observe(A, [Standing(is_connected=True, is_restored=True)])
+    assert made.view(A, 1.0).state is Knowledge.PARTIAL
+    made.observe(A, [Standing(is_connected=True, is_complete=True)])
+    assert made.view(A, 1.0).state is Knowledge.EXACT
+
+
+OTHERS = {
+    "another model": (described(member(A, models=("other",))), "another model"),
+    "another block size": (described(member(A, recipe=msgspec.structs.replace(RECIPE, block_size=8))), "recipe"),
+    "another root": (described(member(A, recipe=RANDOM)), "recipe"),
+    "no replay": (described(member(A), replay=None), "without a replay socket"),
+    "no events": (Described(member(A), None, ()), "without a replay socket"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_replica_that_is_another_one_now_begins_anew(name: str) -> None:
+    now, problem = OTHERS[name]
+    made, handover = taken_over(Handover(fed(member(A), member(B)), URLS).take(5.0))
+    position, why = join(made, handover, now)
+    assert position is None
+    assert problem in str(why)
+    assert A in made.index.replicas
+    assert (made.index.gpu.blocks(A), made.index.gpu.blocks(B)) == (0, 2)
+    assert made.positions.get(A, Position()) == Position()
+
+
+def test_adapters_may_come_and_go() -> None:
+    lora = Lora("tuned", "/adapters/tuned")
+    assert identity(member(A)) == identity(member(A, models=("m", "tuned"), adapters=(lora,)))
+
+
+def test_who_cannot_be_asked_later_on_is_left_out() -> None:
+    lately_lost, silent, unproven = (member(ReplicaId(f"{name}:8000")) for name in ("lost", "silent", "unproven"))
+    made = fed(member(A), lately_lost)
+    made.put(silent)
+    made.put(unproven)
+    made.observe(unproven.id, [Apply([Batch(1.0, [BlockStored([7], 6, EMPTY, 4)])])])
+    made.observe(lately_lost.id, [Lost(1, 2)])
+    assert [each.replica for each in Handover(made, URLS).take(5.0).replicas] == [A]
+    made.observe(A, [Forget("a restart")])
+    assert Handover(made, URLS).take(5.0).replicas == []
+
+
+def test_what_waits_is_handed_on_too() -> None:
+    made, handover = taken_over(Handover(fed(member(A), member(B)), URLS).take(5.0))
+    join(made, handover, described(member(A)))
+    again = handover.take(6.0)
+    assert {each.replica: each.position for each in again.replicas} == {A: Position(1, 7.5), B: Position(1, 7.5)}
+    once_more, _ = taken_over(again)
+    assert (once_more.index.gpu.blocks(A), once_more.index.gpu.blocks(B)) == (2, 2)
+
+
+def test_ranks_that_are_gone_are_dropped_with_their_endpoint() -> None:
+    ranks = [member(ReplicaId(f"a:8000#{rank}"), rank=rank, ranks=2) for rank in range(2)]
+    made, handover = taken_over(Handover(fed(*ranks, member(B)), URLS).take(5.0))
+    join(made, handover, described(ranks[0]))
+    assert handover.drop("http://a:8000") == ["a:8000#1"]
+    assert made.index.replicas == {"a:8000#0", B}
+    assert handover.drop_all() == [B]
+    assert made.index.replicas == {"a:8000#0"}
+    assert handover.drop_all() == []
+
+
+def test_other_fleets_are_passed_over() -> None:
+    image = Handover(fed(member(A), member(B)), URLS).take(5.0)
+    made, _ = taken_over(image, URLS[1:])
+    assert made.index.replicas == {B}
+    with pytest.raises(SnapshotError, match="no replica of this fleet"):
+        taken_over(image, ["http://c:8000"])
+
+
+def test_what_cannot_be_trusted_leaves_nothing_behind() -> None:
+    pieces = list(write(Handover(fed(member(A), member(B)), URLS).take(5.0)))
+    made = router()
+    handover = Handover(made, URLS)
+    restoration = handover.restoration(oldest=0)
+    for piece in pieces[:-1]:
+        restoration.feed(piece)
+    assert made.index.replicas == {A, B}
+    handover.abandon()
+    assert not made.index.replicas
+    assert made.index.size == 0
+    made.index.check()
+    again = handover.restoration(oldest=0)
+    for piece in pieces:
+        again.feed(piece)
+    assert handover.accept(again.finish()) == 4
