@@ -5,10 +5,11 @@ each is handed to ``take`` in the loop, in the order of its replica's stream. Us
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from indexer.index import ReplicaId
@@ -35,12 +36,25 @@ class EventFeed:
         self._loop = asyncio.get_running_loop()
         self._queue: deque[tuple[ReplicaId, list[Step]]] = deque()
         self._is_draining = False
+        self._is_held = False
         self._failed: set[ReplicaId] = set()  # whose steps are void until their stream begins anew
         self.reader = EventReader(self.deliver)
 
     async def close(self) -> None:
         """End the reader's thread. What is still queued is applied if the loop has another turn."""
         await asyncio.to_thread(self.reader.close)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """What comes while the block lasts is applied afterwards."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+            if self._queue and not self._is_draining:
+                self._is_draining = True
+                self._loop.call_soon(self._drain)
 
     @property
     def is_idle(self) -> bool:
@@ -55,6 +69,9 @@ class EventFeed:
             self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
+        if self._is_held:
+            self._is_draining = False
+            return
         until = time.monotonic() + SLICE_SECONDS
         while self._queue:
             replica, steps = self._queue.popleft()

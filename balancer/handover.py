@@ -5,7 +5,7 @@ can say whether it is still in the same life. Never knows files, sockets or cloc
 is in the index; until the replica is known it waits among ``waiting``, and no request can find it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from urllib.parse import urlsplit
 
 import msgspec
@@ -41,26 +41,38 @@ class Handover:
 
     # Taking
 
-    def take(self, now: float) -> Image:
-        """A copy of what is known; ``now`` in seconds since the epoch.
+    def take(self, now: float) -> Generator[None, None, Image]:
+        """A copy of what is known, made in slices of a few milliseconds; ``now`` in seconds since the epoch.
 
-        Left out are replicas whose publisher could not be asked later on whether all this still holds, and those of which
-        nothing has shown yet how their keys are to be read.
+        Until it is made no events may be applied. Left out are replicas whose publisher could not be asked later on whether
+        all this still holds, and those of which nothing has shown yet how their keys are to be read.
         """
         router = self._router
-        replicas: list[ReplicaImage] = []
+        images: dict[ReplicaId, ReplicaImage] = {}
         names: dict[ReplicaId, list[NamesImage]] = {}
-        for live in router.fleet:
-            replica, recognition = live.replica.id, router.recognitions[live.replica.id]
-            position, image = router.positions.get(replica, Position()), recognition.export()
-            if image is not None and position.can_be_resumed:
-                notes = _Notes(identity(live.replica), router.losses[replica])
-                replicas.append(ReplicaImage(replica, msgspec.msgpack.encode(notes), position, image))
-                names[replica] = recognition.learned.export()
-        for replica, restored in self.waiting.items():
-            replicas.append(restored.image)
+        for live in list(router.fleet):
+            image = self._image(live.replica)
+            if image is not None:
+                images[image.replica] = image
+                names[image.replica] = router.recognitions[image.replica].learned.export()
+                yield
+        for replica, restored in list(self.waiting.items()):
+            images[replica] = restored.image
             names[replica] = restored.learned.export()
-        return Image(now, replicas, names, {tier: table.export() for tier, table in router.index.tiers.items()})
+            yield
+        tables = {}
+        for tier, table in list(router.index.tiers.items()):
+            tables[tier] = yield from table.export()
+        still = {*self.waiting, *(live.replica.id for live in router.fleet)}
+        return Image(now, [image for replica, image in images.items() if replica in still], names, tables)
+
+    def _image(self, replica: Replica) -> ReplicaImage | None:
+        router = self._router
+        position, recognition = router.positions.get(replica.id, Position()), router.recognitions[replica.id].export()
+        if recognition is None or not position.can_be_resumed:
+            return None
+        notes = _Notes(identity(replica), router.losses[replica.id])
+        return ReplicaImage(replica.id, msgspec.msgpack.encode(notes), position, recognition)
 
     # Restoring
 

@@ -10,6 +10,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Final
 
 import aiohttp
@@ -56,7 +57,11 @@ class RouterService:
         self.memory = ChainMemory(settings.hashing.memory_bytes, secret=secrets.randbits(64))
         self.decisions = DecisionLog(settings.log.decisions_kept)
         self._decision_file: DecisionFile | None = None
-        self.warm = WarmStart(settings.snapshot, Handover(self.router, [replica.url for replica in settings.replicas]))
+        self.warm = WarmStart(
+            settings.snapshot,
+            Handover(self.router, [replica.url for replica in settings.replicas]),
+            self._hold_events,
+        )
         self.session: aiohttp.ClientSession
         self.tokenizer: Tokenizer
         self.watchers: dict[str, Watcher] = {}
@@ -291,6 +296,9 @@ class RouterService:
                 log.info("%s: %s", live.replica.id, status)
                 self.router.set_status(live.replica.id, status)
         self._changed.set()
+
+    def _hold_events(self) -> AbstractContextManager[None]:
+        return self.feed.held()
 
     def _take(self, replica: ReplicaId, step: Step) -> None:
         """One step of the replica's event stream."""

@@ -12,6 +12,7 @@ import os
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Final, TypeVar
 
@@ -21,7 +22,7 @@ from balancer.facts import Described
 from balancer.handover import Handover
 from balancer.settings import SnapshotSettings
 from indexer.errors import SnapshotError
-from indexer.snapshot import write
+from indexer.snapshot import Image, write
 from indexer.stream import Position
 
 log = logging.getLogger(__name__)
@@ -43,9 +44,14 @@ LEFTOVER_SECONDS: Final = 3600.0
 
 
 class WarmStart:
-    """Loads, saves and gives snapshots. ``run`` saves until it is cancelled; ``save`` once more at the end is the caller's."""
+    """Loads, saves and gives snapshots. ``run`` saves until it is cancelled; ``save`` once more at the end is the caller's.
 
-    def __init__(self, settings: SnapshotSettings, handover: Handover) -> None:
+    As long as a block of ``hold()`` lasts, no events are applied to the index.
+    """
+
+    def __init__(
+        self, settings: SnapshotSettings, handover: Handover, hold: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         self.saved_at: float | None = None
         """Of the last one that was written whole, on the monotonic clock."""
         self.size = 0
@@ -58,6 +64,7 @@ class WarmStart:
         """Blocks on GPU that the start found in a snapshot."""
         self._settings = settings
         self._handover = handover
+        self._hold = hold
         self._one_at_a_time = asyncio.Lock()
         self._drop_at: float | None = None
         self._has_told_failure = False
@@ -143,8 +150,19 @@ class WarmStart:
         Close the iterator (``contextlib.aclosing``), or nobody else gets one.
         """
         async with self._one_at_a_time:
-            for piece in write(self._handover.take(time.time())):
+            for piece in write(await self._image()):
                 yield piece
+                await asyncio.sleep(0)
+
+    async def _image(self) -> Image:
+        with self._hold():
+            taking = self._handover.take(time.time())
+            while True:
+                try:
+                    next(taking)
+                except StopIteration as end:
+                    image: Image = end.value
+                    return image
                 await asyncio.sleep(0)
 
     async def save(self) -> None:

@@ -56,11 +56,12 @@ class Image(msgspec.Struct, frozen=True):
     """A copy of what is known at one moment; ``created`` in seconds since the epoch.
 
     ``names`` are those of replicas with learned keys: their blocks are told by them, and what ``tiers`` has of them is not.
+    Writing uses it up.
     """
 
     created: float
     replicas: Sequence[ReplicaImage]
-    names: Mapping[ReplicaId, Sequence[NamesImage]]
+    names: dict[ReplicaId, list[NamesImage]]
     tiers: Mapping[Tier, TierImage]
 
 
@@ -119,7 +120,7 @@ _Frame: TypeAlias = _Head | _Owner | _Names | _Table | _Keys | _Copies | _End
 
 
 def write(image: Image) -> Iterator[bytes]:
-    """The bytes, in pieces of a few milliseconds each."""
+    """The bytes, in pieces of a few milliseconds each; what is written is taken out of the image."""
     digest = xxhash.xxh3_64()
     encode = msgspec.msgpack.Encoder().encode
     yield _HEAD
@@ -142,7 +143,7 @@ def _frames(image: Image) -> Iterator[_Frame]:
         yield _Owner(number, each)
         if each.recognition.learned is None:
             owners[each.replica] = number
-        for names in image.names.get(each.replica, ()):
+        for names in image.names.pop(each.replica, ()):
             yield from _names_frames(number, names)
     for tier, table in image.tiers.items():
         yield from _table_frames(tier, table, owners)
@@ -170,12 +171,14 @@ def _table_frames(tier: Tier, table: TierImage, owners: Mapping[ReplicaId, int])
     bits = [(owners[replica], slot.bit.bit_length() - 1, slot.let_go) for replica, slot in slots.items()]
     yield _Table(tier, bits)
     told = sum(slot.bit for slot in slots.values())
-    for group, (keys, held) in table.groups.items():
-        for start in range(0, len(keys), KEYS_AT_ONCE):
-            end = start + KEYS_AT_ONCE
-            frame = _keys_frame(group, keys[start:end], held[start:end], told)
-            if frame is not None:
-                yield frame
+    for group, pieces in table.groups.items():
+        while pieces:
+            keys, held = pieces.popleft()
+            for start in range(0, len(keys), KEYS_AT_ONCE):
+                end = start + KEYS_AT_ONCE
+                frame = _keys_frame(group, keys[start:end], held[start:end], told)
+                if frame is not None:
+                    yield frame
     for replica, slot in slots.items():
         for group, copies in slot.copies.items():
             rest = iter(copies.items())

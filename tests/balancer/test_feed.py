@@ -135,3 +135,26 @@ def test_a_replica_that_cannot_even_be_forgotten_does_not_stop_the_others(caplog
         assert caplog.text.count("a: nor could it be forgotten") == 2, "once a step, and the second delivery is void"
 
     with_feed(take, check)
+
+
+def test_nothing_is_applied_while_it_is_held_and_everything_afterwards() -> None:
+    taken: Taken = []
+
+    async def check(feed: EventFeed) -> None:
+        feed.deliver(A, [batches(0, 10 * BATCHES_AT_ONCE)])
+        await asyncio.sleep(0)
+        with feed.held():
+            before = len(applied(taken, A))
+            for at in range(3):
+                feed.deliver(B, [batches(at, 1)])
+                await asyncio.sleep(0.01)
+            assert len(applied(taken, A)) == before
+            assert not applied(taken, B)
+        await eventually(lambda: feed.is_idle)
+        assert (len(applied(taken, A)), len(applied(taken, B))) == (10 * BATCHES_AT_ONCE, 3)
+        with feed.held():
+            pass
+        feed.deliver(B, [batches(3, 1)])
+        await eventually(lambda: len(applied(taken, B)) == 4)
+
+    with_feed(lambda replica, step: taken.append((replica, step)), check)

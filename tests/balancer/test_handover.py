@@ -18,6 +18,7 @@ from indexer.stream import Apply, Forget, Lost, Position, Standing
 from indexer.wire import Batch
 from tests.support.handovers import TOKENS, URLS, A, B, fed, member, router, taken_over
 from tests.support.routing import RANDOM, RECIPE, request, told
+from tests.support.slices import at_once
 
 
 def described(each: Replica, *, replay: str | None = "tcp://a:5558") -> Described:
@@ -30,7 +31,7 @@ def join(to: Router, handover: Handover, each: Described) -> tuple[Position | No
 
 
 def test_a_replica_goes_on_where_it_was() -> None:
-    image = Handover(fed(member(A)), URLS).take(now=5.0)
+    image = at_once(Handover(fed(member(A)), URLS).take(now=5.0))
     made, handover = taken_over(image)
     assert made.index.gpu.blocks(A) == 2
     assert join(made, handover, described(member(A))) == (Position(1, 7.5), None)
@@ -45,7 +46,7 @@ def test_learned_keys_go_on_where_they_were() -> None:
     engine = member(A)
     before = router(engine)
     before.observe(A, [Apply([Batch(7.5, [told(TOKENS, RANDOM)])])])
-    made, handover = taken_over(Handover(before, URLS).take(now=5.0))
+    made, handover = taken_over(at_once(Handover(before, URLS).take(now=5.0)))
     join(made, handover, described(engine))
     assert made.recognitions[A].state is KeyState.LEARNED
     for each in (before, made):
@@ -58,7 +59,7 @@ def test_what_is_missing_or_in_doubt_is_told_on() -> None:
     before = fed(engine)
     before.observe(A, [Lost(1, 3), Apply([Batch(8.0, [], skipped=("nonsense",))])])
     before.tick(1.0)  # more blocks than it has: the events are not what they seem
-    made, handover = taken_over(Handover(before, URLS).take(5.0))
+    made, handover = taken_over(at_once(Handover(before, URLS).take(5.0)))
     assert join(made, handover, described(engine))[0] == Position(5, 8.0, 4)
     assert made.losses[A] == before.losses[A]
     assert (made.losses[A].batches, made.losses[A].events, made.losses[A].is_overfull) == (3, 1, True)
@@ -66,7 +67,7 @@ def test_what_is_missing_or_in_doubt_is_told_on() -> None:
 
 
 def test_until_its_publisher_confirms_it_a_replica_is_partial() -> None:
-    made, handover = taken_over(Handover(fed(member(A)), URLS).take(5.0))
+    made, handover = taken_over(at_once(Handover(fed(member(A)), URLS).take(5.0)))
     join(made, handover, described(member(A)))
     made.observe(A, [Standing(is_connected=True, is_restored=True)])
     assert made.view(A, 1.0).state is Knowledge.PARTIAL
@@ -86,7 +87,7 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_replica_that_is_another_one_now_begins_anew(name: str) -> None:
     now, problem = OTHERS[name]
-    made, handover = taken_over(Handover(fed(member(A), member(B)), URLS).take(5.0))
+    made, handover = taken_over(at_once(Handover(fed(member(A), member(B)), URLS).take(5.0)))
     position, why = join(made, handover, now)
     assert position is None
     assert problem in str(why)
@@ -107,15 +108,15 @@ def test_who_cannot_be_asked_later_on_is_left_out() -> None:
     made.put(unproven)
     made.observe(unproven.id, [Apply([Batch(1.0, [BlockStored([7], 6, EMPTY, 4)])])])
     made.observe(lately_lost.id, [Lost(1, 2)])
-    assert [each.replica for each in Handover(made, URLS).take(5.0).replicas] == [A]
+    assert [each.replica for each in at_once(Handover(made, URLS).take(5.0)).replicas] == [A]
     made.observe(A, [Forget("a restart")])
-    assert Handover(made, URLS).take(5.0).replicas == []
+    assert at_once(Handover(made, URLS).take(5.0)).replicas == []
 
 
 def test_what_waits_is_handed_on_too() -> None:
-    made, handover = taken_over(Handover(fed(member(A), member(B)), URLS).take(5.0))
+    made, handover = taken_over(at_once(Handover(fed(member(A), member(B)), URLS).take(5.0)))
     join(made, handover, described(member(A)))
-    again = handover.take(6.0)
+    again = at_once(handover.take(6.0))
     assert {each.replica: each.position for each in again.replicas} == {A: Position(1, 7.5), B: Position(1, 7.5)}
     once_more, _ = taken_over(again)
     assert (once_more.index.gpu.blocks(A), once_more.index.gpu.blocks(B)) == (2, 2)
@@ -123,7 +124,7 @@ def test_what_waits_is_handed_on_too() -> None:
 
 def test_ranks_that_are_gone_are_dropped_with_their_endpoint() -> None:
     ranks = [member(ReplicaId(f"a:8000#{rank}"), rank=rank, ranks=2) for rank in range(2)]
-    made, handover = taken_over(Handover(fed(*ranks, member(B)), URLS).take(5.0))
+    made, handover = taken_over(at_once(Handover(fed(*ranks, member(B)), URLS).take(5.0)))
     join(made, handover, described(ranks[0]))
     assert handover.drop("http://a:8000") == ["a:8000#1"]
     assert made.index.replicas == {"a:8000#0", B}
@@ -133,7 +134,7 @@ def test_ranks_that_are_gone_are_dropped_with_their_endpoint() -> None:
 
 
 def test_other_fleets_are_passed_over() -> None:
-    image = Handover(fed(member(A), member(B)), URLS).take(5.0)
+    image = at_once(Handover(fed(member(A), member(B)), URLS).take(5.0))
     made, _ = taken_over(image, URLS[1:])
     assert made.index.replicas == {B}
     with pytest.raises(SnapshotError, match="no replica of this fleet"):
@@ -141,7 +142,7 @@ def test_other_fleets_are_passed_over() -> None:
 
 
 def test_what_cannot_be_trusted_leaves_nothing_behind() -> None:
-    pieces = list(write(Handover(fed(member(A), member(B)), URLS).take(5.0)))
+    pieces = list(write(at_once(Handover(fed(member(A), member(B)), URLS).take(5.0))))
     made = router()
     handover = Handover(made, URLS)
     restoration = handover.restoration(oldest=0)
@@ -156,3 +157,12 @@ def test_what_cannot_be_trusted_leaves_nothing_behind() -> None:
     for piece in pieces:
         again.feed(piece)
     assert handover.accept(again.finish()) == 4
+
+
+def test_a_replica_that_goes_while_a_copy_is_made_is_not_in_it() -> None:
+    made = fed(member(A), member(B))
+    taking = Handover(made, URLS).take(5.0)
+    next(taking)
+    next(taking)
+    made.remove(B)
+    assert [each.replica for each in at_once(taking).replicas] == [A]

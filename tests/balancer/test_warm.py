@@ -23,12 +23,12 @@ from tests.support.waiting import eventually, run
 
 def about(*replicas: ReplicaId, **settings: Any) -> WarmStart:
     """Snapshots of a router that knows two blocks of each of these."""
-    return WarmStart(SnapshotSettings(**settings), Handover(fed(*map(member, replicas)), URLS))
+    return WarmStart(SnapshotSettings(**settings), Handover(fed(*map(member, replicas)), URLS), contextlib.nullcontext)
 
 
 def blank(**settings: Any) -> tuple[WarmStart, Handover]:
     handover = Handover(router(), URLS)
-    return WarmStart(SnapshotSettings(**settings), handover), handover
+    return WarmStart(SnapshotSettings(**settings), handover, contextlib.nullcontext), handover
 
 
 async def load(into: WarmStart) -> None:

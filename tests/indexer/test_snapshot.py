@@ -20,6 +20,7 @@ from indexer.recognition import KeyState, Recognition, RecognitionImage
 from indexer.snapshot import Image, ReplicaImage, Restoration, write
 from indexer.stream import Position
 from tests.support.routing import RANDOM, RECIPE, told
+from tests.support.slices import at_once
 
 A, B, C = (ReplicaId(name) for name in ("a", "b", "c"))
 CPU = Tier("CPU")
@@ -34,7 +35,7 @@ def about(replica: ReplicaId, position: Position = POSITION) -> ReplicaImage:
 
 
 def image(index: CacheIndex, *replicas: ReplicaImage) -> Image:
-    return Image(CREATED, replicas, {}, {tier: table.export() for tier, table in index.tiers.items()})
+    return Image(CREATED, replicas, {}, {tier: at_once(table.export()) for tier, table in index.tiers.items()})
 
 
 def filled(blocks: Mapping[ReplicaId, Sequence[int]]) -> CacheIndex:
@@ -169,7 +170,7 @@ def learned(replica: ReplicaId, *events: KVEvent) -> tuple[CacheIndex, Recogniti
     known = recognition.export()
     assert known is not None
     part = ReplicaImage(replica, b"", POSITION, known)
-    tables = {tier: table.export() for tier, table in index.tiers.items()}
+    tables = {tier: at_once(table.export()) for tier, table in index.tiers.items()}
     return index, recognition, Image(CREATED, [part], {replica: recognition.learned.export()}, tables)
 
 
@@ -255,7 +256,7 @@ def test_a_learned_block_takes_less_than_fifteen_bytes_a_replica() -> None:
         index.gpu.store(replica, 0, keys)
         names[replica] = [NamesImage(Tier(), 0, [chance.getrandbits(64) for _ in keys], keys, {})]
         parts.append(ReplicaImage(replica, b"", POSITION, RecognitionImage("", learned=LearnedKeys(16))))
-    size = sum(map(len, write(Image(CREATED, parts, names, {Tier(): index.gpu.export()}))))
+    size = sum(map(len, write(Image(CREATED, parts, names, {Tier(): at_once(index.gpu.export())}))))
     assert size / 160_000 < 15
 
 

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indexer import tiers
 from indexer.events import AllBlocksCleared, BlockRemoved
 from indexer.index import CacheIndex, ReplicaId, TierIndex
 from indexer.tiers import REMEMBERED_REMOVALS
 from tests.indexer.samples import removed, stored
+from tests.support.slices import at_once
 
 A, B, C = (ReplicaId(name) for name in "ABC")
 
@@ -126,14 +128,37 @@ def test_an_image_is_what_was_there_whatever_comes_after() -> None:
     index = index_of(A, B)
     index.apply(A, [stored(0, 1, 1), stored(5, group=2)])
     index.apply(B, [stored(1)])
-    image = index.gpu.export()
+    image = at_once(index.gpu.export())
     a, b = index.gpu.bit(A), index.gpu.bit(B)
     index.apply(A, [AllBlocksCleared(), stored(9)])
-    assert image.groups == {0: ([0, 1], [a, a | b]), 2: ([5], [a])}
+    assert {group: list(pieces) for group, pieces in image.groups.items()} == {
+        0: [([0, 1], [a, a | b])],
+        2: [([5], [a])],
+    }
     assert {replica: (slot.bit, slot.copies) for replica, slot in image.replicas.items()} == {
         A: (a, {0: {1: 1}}),
         B: (b, {}),
     }
+
+
+def test_what_changes_while_an_image_is_made_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "EXPORTED_AT_ONCE", 2)
+    table = TierIndex()
+    for replica in (A, B):
+        table.store(replica, 0, range(10))
+        table.store(replica, 1, [1])
+    table.store(A, 0, [20])
+    making = table.export()
+    next(making)
+    table.discard(A, 0, [20])
+    table.clear(B)
+    table.store(B, 0, [7])
+    image = at_once(making)
+    assert list(image.replicas) == [A], "what is known of the other is of another life"
+    [(keys, held)] = image.groups[0]
+    bit = image.replicas[A].bit
+    assert [key for key, bits in zip(keys, held, strict=True) if bits & bit] == list(range(10))
+    assert list(image.groups) == [0, 1]
 
 
 HELD = st.dictionaries(st.integers(0, 30), st.integers(1, 3))
@@ -147,9 +172,9 @@ def test_what_is_restored_from_an_image_is_what_was_exported(of: list[tuple[dict
         for group, counts in enumerate(groups):
             table.store(name, group, list(Counter(counts).elements()))
     table.clear(names[0])
-    image = table.export()
+    image = at_once(table.export())
     for name, slot in image.replicas.items():
-        for group, (keys, holders) in image.groups.items():
+        for group, [(keys, holders)] in image.groups.items():
             mine = [key for key, held in zip(keys, holders, strict=True) if held & slot.bit]
             again.restore(name, group, mine, slot.copies.get(group, {}))
     again.check()

@@ -20,7 +20,7 @@ class Slow(WarmStart):
     """Its pieces are larger than any buffer between it and who asks."""
 
     def __init__(self) -> None:
-        super().__init__(SnapshotSettings(), Handover(fed(), URLS))
+        super().__init__(SnapshotSettings(), Handover(fed(), URLS), contextlib.nullcontext)
         self.is_closed = False
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
