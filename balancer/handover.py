@@ -5,6 +5,7 @@ can say whether it is still in the same life. Never knows files, sockets or cloc
 is in the index; until the replica is known it waits among ``waiting``, and no request can find it.
 """
 
+from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from urllib.parse import urlsplit
 
@@ -49,17 +50,15 @@ class Handover:
         """
         router = self._router
         images: dict[ReplicaId, ReplicaImage] = {}
-        names: dict[ReplicaId, list[NamesImage]] = {}
+        names: dict[ReplicaId, deque[NamesImage]] = {}
         for live in list(router.fleet):
             image = self._image(live.replica)
             if image is not None:
                 images[image.replica] = image
-                names[image.replica] = router.recognitions[image.replica].learned.export()
-                yield
+                names[image.replica] = yield from router.recognitions[image.replica].learned.export()
         for replica, restored in list(self.waiting.items()):
             images[replica] = restored.image
-            names[replica] = restored.learned.export()
-            yield
+            names[replica] = yield from restored.learned.export()
         tables = {}
         for tier, table in list(router.index.tiers.items()):
             tables[tier] = yield from table.export()
@@ -68,6 +67,8 @@ class Handover:
 
     def _image(self, replica: Replica) -> ReplicaImage | None:
         router = self._router
+        if replica.id not in router.recognitions:  # removed since the first slice
+            return None
         position, recognition = router.positions.get(replica.id, Position()), router.recognitions[replica.id].export()
         if recognition is None or not position.can_be_resumed:
             return None

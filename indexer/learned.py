@@ -8,9 +8,9 @@ Keys follow each other at the engine's hash block size: a cache group with large
 as it does with the engine's own hashes.
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections import Counter, OrderedDict, deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from math import gcd
 from typing import Final
 
@@ -29,6 +29,9 @@ MAX_WAITING: Final = 32_768
 
 MAX_PLACES: Final = 256
 """Pairs of a tier and a cache group: their names are whatever a publisher says."""
+
+EXPORTED_AT_ONCE: Final = 65_536
+"""Names copied without a pause."""
 
 RESTATED_AT_ONCE: Final = 4_096
 """Blocks in one event of ``restate``."""
@@ -158,13 +161,19 @@ class LearnedBlocks:
                     found.append(event)
         return found
 
-    def export(self) -> list[NamesImage]:
-        """A copy of what is known now; what waits is left out, and has to be told as ``unplaced``."""
-        return [
-            NamesImage(place.tier, place.group, list(place.keys), list(place.keys.values()), dict(place.copies))
-            for place in self._places.values()
-            if place.keys
-        ]
+    def export(self) -> Generator[None, None, deque[NamesImage]]:
+        """A copy of what is known, made in slices of some 3 ms, between which nothing is read.
+
+        What waits is left out, and has to be told as ``unplaced``.
+        """
+        images: deque[NamesImage] = deque()
+        for place in list(self._places.values()):
+            names, keys = iter(place.keys), iter(place.keys.values())
+            while some := tuple(islice(names, EXPORTED_AT_ONCE)):
+                copies = {name: place.copies[name] for name in some if name in place.copies} if place.copies else {}
+                images.append(NamesImage(place.tier, place.group, some, tuple(islice(keys, EXPORTED_AT_ONCE)), copies))
+                yield
+        return images
 
     def restore(self, image: NamesImage) -> None:
         """Know these again."""

@@ -19,6 +19,7 @@ A hash takes its eight bytes, the bit set usually less than one; a learned block
 """
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, TypeAlias
@@ -61,7 +62,7 @@ class Image(msgspec.Struct, frozen=True):
 
     created: float
     replicas: Sequence[ReplicaImage]
-    names: dict[ReplicaId, list[NamesImage]]
+    names: dict[ReplicaId, deque[NamesImage]]
     tiers: Mapping[Tier, TierImage]
 
 
@@ -143,8 +144,9 @@ def _frames(image: Image) -> Iterator[_Frame]:
         yield _Owner(number, each)
         if each.recognition.learned is None:
             owners[each.replica] = number
-        for names in image.names.pop(each.replica, ()):
-            yield from _names_frames(number, names)
+        pieces = image.names.get(each.replica)
+        while pieces:
+            yield from _names_frames(number, pieces.popleft())
     for tier, table in image.tiers.items():
         yield from _table_frames(tier, table, owners)
 
@@ -186,7 +188,7 @@ def _table_frames(tier: Tier, table: TierImage, owners: Mapping[ReplicaId, int])
                 yield _Copies(owners[replica], group, pack_words(some), pack_small(some.values()))
 
 
-def _keys_frame(group: int, keys: list[int], held: list[int], told: int) -> _Keys | None:
+def _keys_frame(group: int, keys: Sequence[int], held: Sequence[int], told: int) -> _Keys | None:
     """None when nobody holds any of them whose bit is told."""
     if 0 in (told_of := {bits: bits & told for bits in set(held)}).values():
         kept = [(key, bits) for key, bits in zip(keys, held, strict=True) if told_of[bits]]

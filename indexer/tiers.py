@@ -68,11 +68,12 @@ class SlotImage(msgspec.Struct, frozen=True):
 class TierImage(msgspec.Struct, frozen=True):
     """A copy of one tier's table at one moment.
 
-    ``groups`` has pieces for each group, in the table's order: a list of keys, and one of the bit sets of their holders. Bits
-    that belong to none of ``replicas`` mean nothing. Whoever reads it may take the pieces out, to have their memory back.
+    ``groups`` has pieces for each group, in the table's order: keys, and the bit sets of their holders. Bits that belong to
+    none of ``replicas`` mean nothing. Whoever reads it may take the pieces out, to have their memory back. Tuples, for Python's
+    garbage collector would walk over lists.
     """
 
-    groups: dict[int, deque[tuple[list[int], list[int]]]]
+    groups: dict[int, deque[tuple[tuple[int, ...], tuple[int, ...]]]]
     replicas: dict[ReplicaId, SlotImage]
 
 
@@ -374,12 +375,12 @@ class TierIndex:
             replica: SlotImage(slot.bit, {group: dict(copies) for group, copies in slot.copies.items()}, slot.let_go)
             for replica, slot in slots.items()
         }
-        groups: dict[int, deque[tuple[list[int], list[int]]]] = {}
+        groups: dict[int, deque[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
         for group, holders in list(self.groups.items()):
             try:
                 groups[group] = yield from _sliced(holders)
             except RuntimeError:  # its size has changed
-                groups[group] = deque([(list(holders), list(holders.values()))])
+                groups[group] = deque([(tuple(holders), tuple(holders.values()))])
         return TierImage(
             groups, {replica: image for replica, image in images.items() if self._slots.get(replica) is slots[replica]}
         )
@@ -448,10 +449,10 @@ class TierIndex:
                     assert self.groups[group][key] & slot.bit, "a copy of what is not held"
 
 
-def _sliced(holders: dict[int, int]) -> Generator[None, None, deque[tuple[list[int], list[int]]]]:
-    pieces: deque[tuple[list[int], list[int]]] = deque()
+def _sliced(holders: dict[int, int]) -> Generator[None, None, deque[tuple[tuple[int, ...], tuple[int, ...]]]]:
+    pieces: deque[tuple[tuple[int, ...], tuple[int, ...]]] = deque()
     keys, held = iter(holders), iter(holders.values())
-    while some := list(islice(keys, EXPORTED_AT_ONCE)):
-        pieces.append((some, list(islice(held, EXPORTED_AT_ONCE))))
+    while some := tuple(islice(keys, EXPORTED_AT_ONCE)):
+        pieces.append((some, tuple(islice(held, EXPORTED_AT_ONCE))))
         yield
     return pieces

@@ -1,7 +1,7 @@
 """``indexer/snapshot.py``: an index that was written and read again knows the same; anything damaged is refused as a whole."""
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -171,7 +171,7 @@ def learned(replica: ReplicaId, *events: KVEvent) -> tuple[CacheIndex, Recogniti
     assert known is not None
     part = ReplicaImage(replica, b"", POSITION, known)
     tables = {tier: at_once(table.export()) for tier, table in index.tiers.items()}
-    return index, recognition, Image(CREATED, [part], {replica: recognition.learned.export()}, tables)
+    return index, recognition, Image(CREATED, [part], {replica: at_once(recognition.learned.export())}, tables)
 
 
 def taken_over(image: Image) -> tuple[CacheIndex, Recognition]:
@@ -254,7 +254,7 @@ def test_a_learned_block_takes_less_than_fifteen_bytes_a_replica() -> None:
         index.add(replica)
         keys = [chance.getrandbits(64) for _ in range(20_000)]
         index.gpu.store(replica, 0, keys)
-        names[replica] = [NamesImage(Tier(), 0, [chance.getrandbits(64) for _ in keys], keys, {})]
+        names[replica] = deque([NamesImage(Tier(), 0, [chance.getrandbits(64) for _ in keys], keys, {})])
         parts.append(ReplicaImage(replica, b"", POSITION, RecognitionImage("", learned=LearnedKeys(16))))
     size = sum(map(len, write(Image(CREATED, parts, names, {Tier(): at_once(index.gpu.export())}))))
     assert size / 160_000 < 15
@@ -272,7 +272,7 @@ WHOLE = b"".join(
         Image(
             CREATED,
             [about(A), about(B), ReplicaImage(C, b"", POSITION, RecognitionImage("", learned=LearnedKeys(4)))],
-            {C: [NamesImage(CPU, 1, [2**64 - 1, 5], [8, 9], {5: 1})]},
+            {C: deque([NamesImage(CPU, 1, [2**64 - 1, 5], [8, 9], {5: 1})])},
             image(changed([("store", A, Tier(), 0, [1, 2, 2]), ("store", B, CPU, 1, [2, 3])])).tiers,
         )
     )

@@ -132,8 +132,8 @@ def test_an_image_is_what_was_there_whatever_comes_after() -> None:
     a, b = index.gpu.bit(A), index.gpu.bit(B)
     index.apply(A, [AllBlocksCleared(), stored(9)])
     assert {group: list(pieces) for group, pieces in image.groups.items()} == {
-        0: [([0, 1], [a, a | b])],
-        2: [([5], [a])],
+        0: [((0, 1), (a, a | b))],
+        2: [((5,), (a,))],
     }
     assert {replica: (slot.bit, slot.copies) for replica, slot in image.replicas.items()} == {
         A: (a, {0: {1: 1}}),
