@@ -39,7 +39,7 @@ class Table(Protocol):
 
 
 class Bound:
-    """One limit over all tables. Changes with ``add``, ``discard``, ``touch`` and ``grew``."""
+    """One limit over all tables. Changes with ``add``, ``discard``, ``touch`` and ``look``."""
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self.max_blocks = max_blocks
@@ -48,7 +48,8 @@ class Bound:
         self.is_crowded = False
         """Whether more than half of the limit is used: only then is it worth noting what is in use."""
         self._tables: list[Table] = []
-        self._room = max_blocks // 2  # keys that may be added before the size is looked at again
+        self.room = max_blocks // 2
+        """Keys that may be added before ``look``: tables count it down themselves, for it is counted with every event."""
         self._matched: set[int] = set()
         self._matched_before: set[int] = set()
         self._oldest: list[int] = []  # keys of one table that go next, the oldest at the end
@@ -77,23 +78,18 @@ class Bound:
         if len(self._matched) > self.max_blocks // MATCHED:
             self._matched_before, self._matched = self._matched, set()
 
-    def grew(self, keys: int) -> None:
-        """A table has so many keys more than before: make room if there is none."""
-        self._room -= keys
-        if self._room < 0:
-            self._look()
-
-    def _look(self) -> None:
+    def look(self) -> None:
+        """There may be no room: see, and let go of what is beyond the limit."""
         size = self.size
         self.is_crowded = size > self.max_blocks // 2
         if not self.is_crowded:
             self._matched.clear()
             self._matched_before.clear()
-            self._room = self.max_blocks // 2 - size
+            self.room = self.max_blocks // 2 - size
             return
         if size > self.max_blocks:
             size -= self._evict(size - self.max_blocks + min(SLACK, self.max_blocks // BATCH))
-        self._room = self.max_blocks - size
+        self.room = self.max_blocks - size
 
     def _evict(self, wanted: int) -> int:
         """Let go of so many keys."""

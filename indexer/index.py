@@ -17,9 +17,6 @@ __all__ = ["GPU", "MAX_BLOCKS", "CacheIndex", "Keys", "ReplicaId", "Tier", "Tier
 MAX_TIERS: Final = 32
 """More than all media, owners and localities of a fleet; each is a table and a row in the metrics."""
 
-MAX_GROUPS: Final = 256
-"""Cache groups of one tier; vLLM makes one for each kind of layer and repetition of it, a dozen at most so far."""
-
 
 class CacheIndex:
     """All tiers of all replicas. Changes with ``add``, ``apply``, ``touch``, ``forget``, ``remove`` and ``sweep``."""
@@ -92,10 +89,8 @@ class CacheIndex:
         for event in events:
             match event:
                 case BlockStored():
-                    tier, group = self._tier(event), event.group_idx or 0
-                    if tier is not None and (group in tier.groups or len(tier.groups) < MAX_GROUPS):
-                        tier.store(replica, group, event.block_hashes)
-                    else:
+                    tier = self._tier(event)
+                    if tier is None or not tier.store(replica, event.group_idx or 0, event.block_hashes):
                         self.events_dropped += 1
                 case BlockRemoved():
                     if (tier := self._tier(event)) is None:

@@ -8,7 +8,6 @@ A block whose parent is unknown is simply kept: its hash is its position. A clea
 replica's bit is retired, the replica gets another one, and ``sweep`` takes the old bit out of the table piece by piece.
 """
 
-from array import array
 from collections import Counter, deque
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -32,8 +31,11 @@ EXPORTED_AT_ONCE: Final = 65_536
 MAX_SHARED_SETS: Final = 16_384
 """Bit sets kept to be shared by the keys that have the same holders; beyond that the keeping starts over."""
 
+MAX_GROUPS: Final = 256
+"""Cache groups; vLLM makes one for each kind of layer and repetition of it, a dozen at most so far."""
+
 REMEMBERED_REMOVALS: Final = 4_096
-"""Keys per replica: more than an engine evicts between a decision and its prefill."""
+"""Keys per replica and tier: more than an engine evicts between a decision and its prefill; 160 KiB."""
 
 
 class Keys(Protocol):
@@ -88,7 +90,7 @@ class _Slot:
         self.extra = 0  # copies beyond the first, over all keys
         self.copies: dict[int, dict[int, int]] = {}  # group -> key -> copies beyond the first
         self.let_go = 0  # blocks that the bound took
-        self.removed = array("Q")  # keys that removals named, the latest at the end
+        self.removed: deque[int] = deque(maxlen=REMEMBERED_REMOVALS)
 
 
 class TierIndex:
@@ -124,18 +126,23 @@ class TierIndex:
 
     # What replicas hold
 
-    def store(self, replica: ReplicaId, group: int, keys: Collection[int]) -> None:
-        """One more copy of each key."""
+    def store(self, replica: ReplicaId, group: int, keys: Collection[int]) -> bool:
+        """One more copy of each key; False if the group is one too many: their numbers are whatever a publisher says."""
         if not keys:
-            return
+            return True
         slot = self._slot(replica)
         bit = slot.bit
         holders = self.groups.get(group)
         if holders is None:
+            if len(self.groups) >= MAX_GROUPS:
+                return False
             holders = self.groups[group] = {}
-        elif self._bound.is_crowded:
-            self._bound.touch([key for key in keys if key in holders])
-        get, shared = holders.get, self._shared_sets()
+        bound = self._bound
+        if bound.is_crowded:
+            bound.touch([key for key in keys if key in holders])
+        get, shared = holders.get, self._shared
+        if len(shared) > MAX_SHARED_SETS:
+            shared.clear()
         before, new = len(holders), 0
         for key in keys:
             held = get(key)
@@ -151,7 +158,10 @@ class TierIndex:
                 holders[key] = shared.setdefault(both, both)
                 new += 1
         slot.blocks += new
-        self._bound.grew(len(holders) - before)
+        bound.room -= len(holders) - before
+        if bound.room < 0:
+            bound.look()
+        return True
 
     def remove(
         self, replica: ReplicaId, group: int, keys: Collection[int], remaining: Sequence[int] | None = None
@@ -160,8 +170,8 @@ class TierIndex:
 
         What was never stored is counted and otherwise ignored. A ``remaining`` of another length says nothing.
         """
-        slot = self._slot(replica)
-        self._note_removed(slot, keys)
+        slot = self._slots.get(replica) or self._slot(replica)
+        slot.removed.extend(keys)
         if remaining is not None and len(remaining) == len(keys):
             for key, copies_left in zip(keys, remaining, strict=True):
                 self._set_copies(replica, group, key, copies_left)
@@ -169,7 +179,7 @@ class TierIndex:
         bit = slot.bit
         holders = self.groups.get(group, {})
         copies = slot.copies.get(group)
-        shared = self._shared_sets()
+        shared = self._shared
         for key in keys:
             held = holders.get(key, 0)
             if not held & bit:
@@ -186,12 +196,12 @@ class TierIndex:
                 else:
                     rest = held ^ bit
                     holders[key] = shared.setdefault(rest, rest)
-        self._tidy(slot, group)
+        if not holders or copies is not None:
+            self._tidy(slot, group)
 
     def remove_wholly(self, replica: ReplicaId, group: int, keys: Collection[int]) -> None:
         """No copy of each key is left, as a removal says whose publisher announces only the last one's end."""
-        self._note_removed(self._slot(replica), keys)
-        self.unknown_removals += len(keys) - self.discard(replica, group, keys)
+        self.remove(replica, group, keys, [0] * len(keys))
 
     def discard(self, replica: ReplicaId, group: int, keys: Iterable[int]) -> int:
         """A correction: the replica holds no copy of these. Returns how many of them it was thought to hold."""
@@ -233,11 +243,6 @@ class TierIndex:
         elif not was_held:
             self.unknown_removals += 1
 
-    def _note_removed(self, slot: _Slot, keys: Collection[int]) -> None:
-        slot.removed.extend(keys)
-        if len(slot.removed) > 2 * REMEMBERED_REMOVALS:
-            del slot.removed[:-REMEMBERED_REMOVALS]
-
     def _set_holders(self, holders: dict[int, int], key: int, bits: int) -> None:
         if bits:
             holders[key] = self._shared.setdefault(bits, bits)
@@ -250,11 +255,6 @@ class TierIndex:
             del slot.copies[group]
         if not self.groups.get(group, True):
             del self.groups[group]
-
-    def _shared_sets(self) -> dict[int, int]:
-        if len(self._shared) > MAX_SHARED_SETS:
-            self._shared.clear()
-        return self._shared
 
     # Losing much at once
 
@@ -352,7 +352,7 @@ class TierIndex:
     def was_removed_lately(self, replica: ReplicaId, key: int) -> bool:
         """Whether a removal named this key, among the last 4,096 that removals named since the replica last held nothing."""
         slot = self._slots.get(replica)
-        return slot is not None and key in slot.removed[-REMEMBERED_REMOVALS:]
+        return slot is not None and key in slot.removed
 
     def held(self, replica: ReplicaId, group: int = 0) -> Counter[int]:
         """Key -> copies of one replica. Looks at the whole table: for tests and dumps."""

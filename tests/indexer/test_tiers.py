@@ -68,7 +68,7 @@ def test_only_the_latest_removals_of_a_replica_are_known() -> None:
     assert tier.was_removed_lately(A, last - 1)
     assert tier.was_removed_lately(A, last - REMEMBERED_REMOVALS)
     assert not tier.was_removed_lately(A, last - REMEMBERED_REMOVALS - 1)
-    assert len(tier._slots[A].removed) <= 2 * REMEMBERED_REMOVALS
+    assert len(tier._slots[A].removed) == REMEMBERED_REMOVALS
 
 
 def test_a_correction_is_no_removal() -> None:
