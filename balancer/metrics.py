@@ -148,7 +148,14 @@ class _RouterCollector(Collector):
         )
         dropped = CounterMetricFamily(
             "kvlb_index_dropped_events",
-            "Batches of replicas that had been removed, and events of tiers beyond the 32nd.",
+            "Batches of replicas that had been removed, and events of tiers beyond the 32nd or cache groups beyond the 256th.",
+        )
+        size = GaugeMetricFamily(
+            "kvlb_index_size_blocks", "Different blocks in the index, each counted once in each tier and cache group."
+        )
+        most = GaugeMetricFamily("kvlb_index_max_blocks", "The most that the index will ever hold of them.")
+        evicted = CounterMetricFamily(
+            "kvlb_index_evicted_blocks", "Blocks that were let go because that limit was reached."
         )
         index = self._service.router.index
         for tier, table in index.tiers.items():
@@ -157,7 +164,10 @@ class _RouterCollector(Collector):
                 copies.add_metric([replica, tier.label], table.copies(replica))
             unknown.add_metric([tier.label], table.unknown_removals)
         dropped.add_metric([], index.events_dropped)
-        return [blocks, copies, unknown, dropped]
+        size.add_metric([], index.size)
+        most.add_metric([], index.max_blocks)
+        evicted.add_metric([], index.evicted)
+        return [blocks, copies, unknown, dropped, size, most, evicted]
 
     def _events(self) -> Iterable[Metric]:
         connected = GaugeMetricFamily(

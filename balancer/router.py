@@ -20,7 +20,7 @@ from balancer.knowledge import FED, Losses, View, judge
 from balancer.matching import Holding, Matcher
 from balancer.policies.base import Policy
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from indexer.index import GPU, CacheIndex, ReplicaId
+from indexer.index import GPU, MAX_BLOCKS, CacheIndex, ReplicaId
 from indexer.predicted import PredictedBlocks
 from indexer.recognition import KeyState, Recognition
 from indexer.snapshot import Restored
@@ -45,10 +45,10 @@ class _Open(msgspec.Struct, frozen=True):
 class Router:
     """Routes requests by what each replica's cache holds. Changes with every call but the questions."""
 
-    def __init__(self, policy: Policy, policy_name: str) -> None:
+    def __init__(self, policy: Policy, policy_name: str, max_blocks: int = MAX_BLOCKS) -> None:
         self.policy = policy
         self.policy_name = policy_name
-        self.index = CacheIndex()
+        self.index = CacheIndex(max_blocks)
         self.predicted = PredictedBlocks()
         self.fleet = Fleet()
         self.audit = Audit()

@@ -53,7 +53,8 @@ class RouterService:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.router = Router(make(settings.policy.name, settings.policy.settings), settings.policy.name)
+        policy = make(settings.policy.name, settings.policy.settings)
+        self.router = Router(policy, settings.policy.name, settings.index.max_blocks)
         self.memory = ChainMemory(settings.hashing.memory_bytes, secret=secrets.randbits(64))
         self.decisions = DecisionLog(settings.log.decisions_kept)
         self._decision_file: DecisionFile | None = None

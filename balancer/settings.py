@@ -15,6 +15,7 @@ import msgspec
 
 from balancer.errors import ConfigError
 from hashing.recipes import Algorithm
+from indexer.index import MAX_BLOCKS
 
 MAX_BODY_BYTES: Final = 1024**3
 """A body is held in memory until its answer has begun."""
@@ -96,6 +97,13 @@ class HashingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     memory_bytes: int = 64 * 1024 * 1024
 
 
+class IndexSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How much is known at most of what the replicas' caches hold."""
+
+    max_blocks: int = MAX_BLOCKS
+    """Different blocks over all replicas and tiers, at about 90 bytes; beyond that those least recently matched are let go."""
+
+
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is remembered of decisions; no prompt and no salt is ever among it."""
 
@@ -132,6 +140,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     upstream: UpstreamSettings = UpstreamSettings()
     health: HealthSettings = HealthSettings()
     hashing: HashingSettings = HashingSettings()
+    index: IndexSettings = IndexSettings()
     log: LogSettings = LogSettings()
     snapshot: SnapshotSettings = SnapshotSettings()
 
@@ -260,6 +269,7 @@ def _positive(settings: Settings) -> list[tuple[str, float]]:
         ("health.timeout_seconds", settings.health.timeout_seconds),
         ("health.failures", settings.health.failures),
         ("health.relearn_seconds", settings.health.relearn_seconds),
+        ("index.max_blocks", settings.index.max_blocks),
         ("log.decisions_max_bytes", settings.log.decisions_max_bytes),
         ("log.decisions_kept", settings.log.decisions_kept),
         ("snapshot.interval_seconds", settings.snapshot.interval_seconds),

@@ -1,5 +1,6 @@
 """``balancer/metrics.py``: the page says what happened, under names that stay, with labels that nobody outside can multiply."""
 
+from tests.indexer.samples import stored
 from tests.support.gateways import Gateway, gateway, get, post, split
 from tests.support.upstream import Received, upstream
 from tests.support.waiting import run
@@ -85,5 +86,19 @@ def test_texts_are_counted_by_how_their_tokens_came() -> None:
             await front.exchange(post("/v1/messages", b'{"model":"m","messages":[]}'))
             found = {labels["how"]: value for labels, value in await front.samples("kvlb_tokenizations_total")}
             assert found == {"asked": 1, "cached": 2, "failed": 1}
+
+    run(check())
+
+
+def test_what_the_index_lets_go_at_its_limit_is_seen() -> None:
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url], index={"max_blocks": 10}) as front:
+            router = front.service.router
+            (live,) = router.fleet
+            for key in range(25):
+                router.apply(live.replica.id, [stored(key)])
+            assert await total(front, "kvlb_index_max_blocks") == 10
+            assert 0 < await total(front, "kvlb_index_size_blocks") <= 10
+            assert await total(front, "kvlb_index_evicted_blocks_total") == 25 - router.index.size
 
     run(check())

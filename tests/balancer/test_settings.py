@@ -183,6 +183,7 @@ def test_a_time_is_a_number(value: float) -> None:
         ({"replicas": [{**REPLICA, "data_parallel_size": 1025}]}, "replicas[0].data_parallel_size"),
         ({"tokenizer": {"cache_bytes": -1}}, "tokenizer.cache_bytes"),
         ({"hashing": {"memory_bytes": -1}}, "hashing.memory_bytes"),
+        ({"index": {"max_blocks": 0}}, "index.max_blocks"),
     ],
 )
 def test_numbers_out_of_range_are_refused(tree: dict[str, Any], path: str) -> None:

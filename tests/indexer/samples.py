@@ -1,4 +1,4 @@
-"""Payloads for tests, in the forms that vLLM has sent over the years.
+"""Payloads for tests, in the forms that vLLM has sent over the years, and an index to apply them to.
 
 Knows the order and the defaults of fields: maps as vLLM 0.32, arrays as 0.22, 0.18 and 0.11. Never knows how kvlb reads
 them.
@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from indexer.events import EMPTY, BlockRemoved, BlockStored
+from indexer.index import MAX_BLOCKS, CacheIndex, ReplicaId
 from indexer.wire import Batch
 
 TIMESTAMP = 1_764_000_000.25
@@ -65,3 +66,11 @@ def removed(*hashes: int, medium: str | None = "GPU", group: int | None = None) 
 def batch(*hashes: int, timestamp: float = TIMESTAMP) -> Batch:
     """A batch that stores these blocks."""
     return Batch(timestamp, [stored(*hashes)])
+
+
+def index_of(*replicas: ReplicaId, max_blocks: int = MAX_BLOCKS) -> CacheIndex:
+    """An empty index of these replicas."""
+    index = CacheIndex(max_blocks)
+    for replica in replicas:
+        index.add(replica)
+    return index

@@ -8,19 +8,12 @@ from hypothesis import strategies as st
 
 from indexer import tiers
 from indexer.events import AllBlocksCleared, BlockRemoved
-from indexer.index import CacheIndex, ReplicaId, TierIndex
+from indexer.index import ReplicaId, TierIndex
 from indexer.tiers import REMEMBERED_REMOVALS
-from tests.indexer.samples import removed, stored
+from tests.indexer.samples import index_of, removed, stored
 from tests.support.slices import at_once
 
 A, B, C = (ReplicaId(name) for name in "ABC")
-
-
-def index_of(*replicas: ReplicaId) -> CacheIndex:
-    index = CacheIndex()
-    for replica in replicas:
-        index.add(replica)
-    return index
 
 
 def test_a_correction_takes_all_copies_of_one_replica_and_tells_how_many_blocks() -> None:
