@@ -20,10 +20,13 @@ from balancer import openai
 from balancer.checks.facts import Cache, Endpoint, Facts, Sample
 from balancer.gateway.headers import RANK
 from balancer.service import RouterService
-from balancer.settings import LogSettings, Settings, TokenizerSettings, UpstreamSettings
+from balancer.settings import Settings, TokenizerSettings, UpstreamSettings
 from balancer.survey import survey
 from balancer.tokens import Tokenizer
 from balancer.upstream import open_session
+
+TRACES: Final = frozenset({"log", "snapshot"})
+"""Sections of the settings by which a service would leave something behind, or begin with what it was left."""
 
 POLL_SECONDS: Final = 0.1
 PROBE_SECONDS: Final = 10.0
@@ -48,7 +51,8 @@ AskFacts = Callable[[], Awaitable[Facts]]
 @asynccontextmanager
 async def looking_at(settings: Settings, seconds: float) -> AsyncIterator[AskFacts]:
     """A fleet that no gateway serves yet, as a way to ask for its facts; it has had ``seconds`` to connect and to replay."""
-    service = RouterService(msgspec.structs.replace(settings, log=LogSettings()))
+    sections = {name: getattr(settings, name) for name in Settings.__struct_fields__ if name not in TRACES}
+    service = RouterService(Settings(**sections))
     await service.start()
     try:
 

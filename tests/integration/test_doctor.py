@@ -62,6 +62,22 @@ def test_a_sound_fleet_is_sound_from_both_sides(doctor: Doctor) -> None:
     run(check())
 
 
+def test_every_rank_of_an_endpoint_is_looked_at(doctor: Doctor, capsys: pytest.CaptureFixture[str]) -> None:
+    async def check() -> None:
+        async with running(config(data_parallel_size=3)) as engine:
+            code, told = await doctor("--probe", f"--replica={engine.url}")
+            assert (code, faults(told)) == (0, set())
+            assert ("ranks", Verdict.OK) in told
+            assert {check for check, verdict in told if verdict is Verdict.SKIPPED} == {"salts", "snapshot"}
+            assert await kvlb("doctor", f"--replica={engine.url}") == 0
+            lines = capsys.readouterr().out.splitlines()
+            address = engine.url.removeprefix("http://")
+            assert f"ok        recipe     {', '.join(f'{address}#{rank}' for rank in range(3))}: " in "\n".join(lines)
+            assert lines[-1].startswith("ok: ")
+
+    run(check())
+
+
 def test_an_idle_fleet_cannot_prove_its_recipe_and_says_so(doctor: Doctor) -> None:
     async def check() -> None:
         async with running(config()) as engine:
