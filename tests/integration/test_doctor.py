@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+import balancer.doctor
 from balancer import cli
 from balancer.checks.finding import Result, Verdict
 from balancer.doctor import SAMPLES
 from simulations.fake_engine import FakeConfig, running
 from tests.support.engines import MODEL, config, fleet
 from tests.support.gateways import gateway
+from tests.support.upstream import Received, upstream
 from tests.support.waiting import eventually, run
 
 IDS = list(range(300, 370))  # 70 tokens: four blocks of 16, and 6 more
@@ -173,6 +175,37 @@ def test_a_lost_engine_is_found_through_the_gateway(doctor: Doctor) -> None:
             code, told = await doctor("--gateway", front.url)
             assert (code, faults(told)) == (2, {"endpoint"})
             assert "cannot be used" in told["endpoint", Verdict.BROKEN]
+
+    run(check())
+
+
+def test_replicas_with_other_tokenizers_and_without_caching_are_found(doctor: Doctor) -> None:
+    def paths(tokens: bytes) -> dict[str, bytes]:
+        metrics = b'vllm:cache_config_info{engine="0",block_size="4",enable_prefix_caching="False"} 1.0\n'
+        return {"/metrics": metrics, "/tokenize": b'{"tokens":%b}' % tokens}
+
+    async def check() -> None:
+        async with upstream(paths=paths(b"[1,2]")) as one, upstream(paths=paths(b"[1,3]")) as two:
+            code, told = await doctor(f"--replica={one.url}", f"--replica={two.url}")
+            assert (code, faults(told)) == (2, {"caching", "tokenizer"})
+            lines = told["tokenizer", Verdict.BROKEN]
+            assert f"{one.url} (tokenize)" in lines
+            assert f"{two.url} (tokenize)" in lines
+            assert not one.received, "no request was sent without --probe"
+
+    run(check())
+
+
+def test_an_engine_that_answers_nothing_is_given_up(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(request: Received) -> None:
+        await request.gone.wait()
+
+    async def check() -> None:
+        async with upstream(paths={"/health": never}) as one, upstream(paths={"/tokenize": never}) as two:
+            monkeypatch.setattr(balancer.doctor, "PROBE_SECONDS", 0.5)
+            code, told = await doctor("--probe", f"--replica={one.url}", f"--replica={two.url}")
+            assert (code, told["endpoint", Verdict.BROKEN].split(";")[0]) == (2, "cannot be used: TimeoutError")
+            assert "cannot be reached from here" in told["tokenizer", Verdict.DEGRADED]
 
     run(check())
 
