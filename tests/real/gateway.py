@@ -22,12 +22,14 @@ import zmq
 
 from indexer.events import BlockRemoved, BlockStored
 from indexer.wire import decode
-from tests.real.engines import RealEngine, free_ports, start_engine
+from tests.real.engines import RealEngine, free_ports, start_engine, tiny_model
+from tests.real.traffic import ADAPTERS
 
 NUM_BLOCKS: Final = 96
 ENGINE_ARGS: Final = (
     *("--num-gpu-blocks-override", str(NUM_BLOCKS), "--max-num-batched-tokens", "512"),
     *("--logits-processors", "slow_tokens:SlowTokens"),
+    *("--enable-lora", "--max-lora-rank", "8", "--max-loras", str(len(ADAPTERS))),
 )
 """A pool that the traffic overflows many times, a budget that cuts long prompts into chunks, and requests that take long."""
 
@@ -36,6 +38,11 @@ MAX_MODEL_LEN: Final = 2048
 END_MARKER: Final = b"\xff" * 8
 SETTLE_SECONDS: Final = 20.0
 POLL_SECONDS: Final = 0.01
+
+
+def adapters() -> dict[str, Path]:
+    """The LoRA adapters that the engines serve, by name."""
+    return {name: tiny_model() / folder for name, folder in zip(ADAPTERS, ("adapter-a", "adapter-b"), strict=True)}
 
 
 async def wait_for(what: str, condition: Callable[[], Any], seconds: float = SETTLE_SECONDS) -> None:
@@ -63,7 +70,8 @@ class Engines:
         log = self._folder / f"vllm-{at}-{len(self._logs)}.log"
         self._logs.append(log)
         env = {"PYTHONPATH": str(Path(__file__).parent)}  # slow_tokens
-        return start_engine(*self._ports[at], *ENGINE_ARGS, env=env, max_model_len=MAX_MODEL_LEN, log=log)
+        args = [*ENGINE_ARGS, "--lora-modules", *(f"{name}={path}" for name, path in adapters().items())]
+        return start_engine(*self._ports[at], *args, env=env, max_model_len=MAX_MODEL_LEN, log=log)
 
     def restart(self, at: int) -> RealEngine:
         """Another one in its place; not waited for."""
@@ -140,21 +148,23 @@ class Gateway:
             name: Publications(engine.replay) for name, engine in zip(self.replicas, engines, strict=True)
         }
         self.url = f"http://127.0.0.1:{free_ports()[0]}"
-        command = [
-            sys.executable,
-            "-m",
-            "balancer",
-            "serve",
-            "--expose-decisions",
-            "--port",
-            self.url.rpartition(":")[2],
-        ]
-        for engine in engines:
+        self._log = log
+        self.process = self._start()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "balancer", "serve", "--expose-decisions"]
+        command += ["--port", self.url.rpartition(":")[2], "--snapshot", str(self._log.with_suffix(".snapshot"))]
+        for engine in self.engines:
             command += ["--replica", engine.url]
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
+        with self._log.open("ab") as output:
+            return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
+
+    def restart(self) -> None:
+        """End it and start another one in its place; not waited for."""
+        self.stop()
+        self.process = self._start()
 
     def stop(self) -> int:
         """End it as an operator would.
@@ -208,6 +218,12 @@ class Session:
         """The gateway's own count of its predictions: exact, over and under."""
         tallies = [replica["predictions"] or {} for replica in (await self.status())["replicas"]]
         return Counter({name: sum(tally.get(name, 0) for tally in tallies) for name in ("exact", "over", "under")})
+
+    async def differences(self) -> list[dict[str, Any]]:
+        """The last predictions that were not exact, as the gateway explains them."""
+        async with self.http.get(self.gateway.url + "/debug/audit") as response:
+            differences: list[dict[str, Any]] = (await response.json())["differences"]
+            return differences
 
     async def settle(self, replicas: list[str]) -> None:
         """Return when no request is open and the index holds all that these replicas have published."""

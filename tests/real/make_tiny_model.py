@@ -1,4 +1,5 @@
-"""Runs in vLLM's interpreter: ``make_tiny_model.py FOLDER`` writes a Llama small enough for two cores and no GPU.
+"""Runs in vLLM's interpreter: ``make_tiny_model.py FOLDER`` writes a Llama small enough for two cores and no GPU, and two
+LoRA adapters of it in ``adapter-a`` and ``adapter-b``.
 
 Knows a model's files: two layers, a byte-level BPE vocabulary of 1,024 tokens, a ChatML template, weights from a fixed seed.
 Its answers are nonsense, but they depend on every cached key and value: a wrong block would change them.
@@ -7,11 +8,13 @@ Its answers are nonsense, but they depend on every cached key and value: a wrong
 # mypy: ignore-errors
 # The checker's environment has none of these packages, and this file is never imported from there.
 
+import json
 import random
 import sys
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -76,8 +79,38 @@ def make_model():
     return model
 
 
+RANK = 8
+
+
+def write_adapter(folder, model, seed):
+    """A LoRA adapter in the form of the peft library, over the attention's projections."""
+    torch.manual_seed(seed)
+    weights = {}
+    for name, module in model.named_modules():
+        if name.endswith(("q_proj", "v_proj")):
+            wide, deep = module.in_features, module.out_features
+            weights[f"base_model.model.{name}.lora_A.weight"] = torch.randn(RANK, wide) * 0.3
+            weights[f"base_model.model.{name}.lora_B.weight"] = torch.randn(deep, RANK) * 0.3
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": RANK,
+        "lora_alpha": RANK,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": ["q_proj", "v_proj"],
+        "inference_mode": True,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     make_tokenizer().save_pretrained(folder)
-    make_model().save_pretrained(folder, safe_serialization=True)
+    model = make_model()
+    model.save_pretrained(folder, safe_serialization=True)
+    for seed, name in enumerate(("adapter-a", "adapter-b"), 1):
+        write_adapter(folder / name, model, seed)

@@ -10,16 +10,17 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hashing.chain import Chain
-from hashing.extras import Extras
+from hashing.extras import Extras, Lora
 from hashing.recipes import Recipe
 from tests.real.engines import BLOCK_SIZE
-from tests.real.gateway import NUM_BLOCKS, Engines, Gateway, Session, wait_for
+from tests.real.gateway import NUM_BLOCKS, Engines, Gateway, Session, adapters, wait_for
 from tests.real.ledger import Ledger, Row
 from tests.real.traffic import Answer, Ask, Clients, send
 
@@ -66,7 +67,8 @@ def check_choice(gateway: Gateway, ask: Ask, answer: Answer) -> None:
 
 def held_tokens(gateway: Gateway, replica: str, ask: Ask) -> int:
     assert ask.tokens is not None
-    keys = Chain(RECIPE, ask.tokens, Extras(salt=ask.salt)).keys((len(ask.tokens) - 1) // BLOCK_SIZE)
+    lora = None if ask.adapter is None else Lora(ask.adapter, str(adapters()[ask.adapter]))
+    keys = Chain(RECIPE, ask.tokens, Extras(lora=lora, salt=ask.salt)).keys((len(ask.tokens) - 1) // BLOCK_SIZE)
     held = gateway.publications[replica].held
     depth = 0
     while depth < (len(ask.tokens) - 1) // BLOCK_SIZE and held[keys[depth]]:
@@ -103,7 +105,7 @@ def test_every_settled_prediction_is_what_the_engine_reports(gateway: Gateway, l
         rows: list[Row] = []
         async with gateway.session() as session:
             audited = await session.audit()
-            for _ in range(6):
+            for _ in range(10):
                 rows += await ask_all(session, ledger, "mixed", clients, clients.asks(3))
                 rows += await burst(session, ledger, clients.burst(10))
             audited = await session.audit() - audited
@@ -114,14 +116,21 @@ def test_every_settled_prediction_is_what_the_engine_reports(gateway: Gateway, l
     rows = asyncio.run(scenario())
     assert_exact(rows)
     compared = [row for row in rows if row.is_compared]
-    assert len(compared) > 300
-    assert sum(bool(row.cached) for row in compared) > 100, "too few hits to prove anything"
+    assert len(compared) > 900
+    assert sum(bool(row.cached) for row in compared) > 300, "too few hits to prove anything"
+    assert sum(bool(row.cached) for row in compared if "adapter" in row.kind) > 10, "too few hits of adapters"
     shares = Counter(row.replica for row in rows)
     assert min(shares[name] for name in gateway.replicas) > len(rows) // 5, f"one replica has nearly all: {shares}"
     for publications in gateway.publications.values():
         assert publications.seen["BlockRemoved"] > 100, "too few evictions to prove anything"
         assert publications.seen["copies"] > 5, "too few blocks were cached twice to prove anything"
         assert publications.held.total() < NUM_BLOCKS
+
+
+async def is_explained(session: Session, row: Row) -> bool:
+    """Whether the gateway's audit has this difference, with what explains it."""
+    told = [(each["replica"], each["predicted"], each["actual"], each["cause"]) for each in await session.differences()]
+    return (row.replica, row.predicted, row.cached, "routing") in told
 
 
 def metric(page: str, name: str) -> float:
@@ -200,6 +209,7 @@ def test_a_reset_costs_one_wrong_prediction(gateway: Gateway, ledger: Ledger) ->
                 note = "reset window: vLLM 0.32 publishes AllBlocksCleared with its next step only"
                 again, row = await ask_settled(session, ledger, "reset window", ask, note)
                 assert (again.replica, row.predicted, row.cached) == (first.replica, 192, 0)
+                await wait_for("the audit names the cause", partial(is_explained, session, row))
                 rows = await ask_all(session, ledger, "after a reset", clients, [ask, *clients.asks(1)])
                 assert rows[0].cached == 192
                 assert_exact(rows)
@@ -271,10 +281,30 @@ def test_a_killed_engine_costs_no_request_and_is_exact_again_after_its_restart(
     asyncio.run(scenario())
 
 
+def test_a_gateway_that_is_restarted_knows_at_once_what_it_knew(gateway: Gateway, ledger: Ledger) -> None:
+    """From its snapshot; what the engines did meanwhile is replayed. The first requests hit as if nothing had happened."""
+
+    async def scenario() -> None:
+        clients = Clients(seed=6)
+        asks = [clients.fresh(200) for _ in range(8)]
+        async with gateway.session() as session:
+            before = await ask_all(session, ledger, "before a gateway restart", clients, [*asks, *asks])
+        engine = gateway.engines[0]
+        gateway.restart()
+        engine.post("/v1/completions", {**clients.fresh(150).body})  # past the gateway, which is not there to see it
+        async with gateway.session() as session:
+            rows = await ask_all(session, ledger, "after a gateway restart", clients, [*asks, *clients.asks(1)])
+            assert_exact(rows)
+            hits, wanted = (sum(row.cached or 0 for row in each) for each in (rows[:8], before[8:]))
+            assert hits >= 0.98 * wanted > 0
+
+    asyncio.run(scenario())
+
+
 def test_of_all_predictions_together_nearly_all_are_exact(ledger: Ledger) -> None:
     """Reset windows count: nothing is left out for having an explanation. Bursts, which nobody lets settle, by themselves."""
     compared = [row for row in ledger.rows if row.is_compared]
-    if len(compared) < 300:
+    if len(compared) < 1000:
         pytest.skip("judges the requests of all the other tests: run the whole file")
     bursts = [row for row in compared if row.phase == BURSTS]
     settled = [row for row in compared if row.phase != BURSTS]

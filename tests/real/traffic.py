@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 MODEL: Final = "tiny"
+ADAPTERS: Final = ("ada", "adb")
 BLOCK: Final = 32
 WORDS: Final = "ra tuner oh vuler gokan werpan hater sali modo fan heber kiman luhan panfa bertu".split()
 
@@ -30,6 +31,12 @@ class Ask(msgspec.Struct, frozen=True):
     def salt(self) -> str | None:
         salt: str | None = self.body.get("cache_salt")
         return salt
+
+    @property
+    def adapter(self) -> str | None:
+        """The LoRA adapter that it is for."""
+        model: str = self.body["model"]
+        return model if model in ADAPTERS else None
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -118,7 +125,7 @@ class Clients:
 
     def heard(self, ask: Ask, answer: Answer) -> None:
         """What the next turn of this conversation goes on from."""
-        if ask.tokens is not None and answer.outputs and ask.salt is None:
+        if ask.tokens is not None and answer.outputs and ask.salt is ask.adapter is None:
             self._said = [*self._said[-11:], ask.tokens + answer.outputs]
         if ask.kind == "chat turn":
             self._chat.append({"role": "assistant", "content": answer.text})
@@ -140,6 +147,11 @@ class Clients:
             lambda: self._completion("ids, next turn", self._next_turn()),
             lambda: self._completion("ids, streamed", self._prompt(), **self._stream()),
             lambda: self._completion("ids, salted", self._prompt(), cache_salt=self._draw.choice("ab")),
+            lambda: self._completion("ids, adapter", self._prompt(), model=self._draw.choice(ADAPTERS)),
+            lambda: self._completion(
+                "ids, adapter, salted", self._prompt(), model="ada", cache_salt=self._draw.choice("ab")
+            ),
+            lambda: self._messages("chat, adapter", "/v1/chat/completions", model=self._draw.choice(ADAPTERS)),
             lambda: self._completion("ids, report mode", self._prompt(), vllm_xargs={"kv_cache_report_mode": "full"}),
             lambda: self._completion("short", self._tokens(self._draw.randint(1, BLOCK))),
             self._again,
