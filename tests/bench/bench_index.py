@@ -7,13 +7,11 @@ the repetitions counts. ``memory`` measures in fresh processes.
 
 import argparse
 import gc
-import os
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +21,7 @@ from indexer.index import CacheIndex, ReplicaId
 from indexer.predicted import PredictedBlocks
 from indexer.stream import Apply, EventStream
 from indexer.wire import decode
-from tests.bench.report import report
+from tests.bench.report import report, rss
 
 SEQUENCE: Final = 512
 """Blocks of one stored sequence."""
@@ -230,7 +228,7 @@ def measure_memory(blocks: int, holders: int, replicas: int) -> None:
     empty = msgspec.Raw(b"\x90")
     index.apply(names[0], [BlockStored([1], None, empty, 16), BlockRemoved([1])])
     gc.collect()
-    before = _rss()
+    before = rss()
     rng = random.Random(5)
     for _ in range(0, blocks, SEQUENCE):
         keys = [rng.getrandbits(64) for _ in range(SEQUENCE)]
@@ -243,12 +241,8 @@ def measure_memory(blocks: int, holders: int, replicas: int) -> None:
     report(
         "memory",
         {"blocks": blocks, "holders": holders, "replicas": replicas, "seed": 5},
-        {"bytes_per_block": round((_rss() - before) / held, 1), "MiB": round((_rss() - before) / 2**20, 1)},
+        {"bytes_per_block": round((rss() - before) / held, 1), "MiB": round((rss() - before) / 2**20, 1)},
     )
-
-
-def _rss() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> None:
