@@ -57,7 +57,7 @@ async def looking_at(settings: Settings, seconds: float) -> AsyncIterator[AskFac
     try:
 
         async def facts() -> Facts:
-            return survey(service)
+            return survey(service, settings.snapshot)
 
         await _until(facts, _is_settled, seconds)
         yield facts

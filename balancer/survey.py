@@ -1,24 +1,28 @@
 """What a running service knows of its fleet, as the facts that the doctor judges.
 
-Knows the service and where in it each fact lies. Asks nobody, changes nothing, and judges nothing.
+Knows the service and where in it each fact lies, and the folder that the index is saved in. Asks no engine, changes nothing,
+and judges nothing.
 """
 
+import os
 import time
 from collections import Counter
 from importlib.metadata import version
+from pathlib import Path
 
 from balancer.checks.facts import Cache, Endpoint, Facts, Source, Stream
 from balancer.core import Outcome
 from balancer.facts import CacheConfig, Described, describe
 from balancer.health import Watcher
 from balancer.service import RouterService
-from balancer.settings import ReplicaSettings
+from balancer.settings import ReplicaSettings, SnapshotSettings
 from indexer.index import ReplicaId
 from indexer.sources.vllm import PublisherStatus
 
 
-def survey(service: RouterService) -> Facts:
-    """Everything that can be said without asking anyone."""
+def survey(service: RouterService, snapshot: SnapshotSettings | None = None) -> Facts:
+    """Everything that can be said without asking anyone; ``snapshot`` is what was meant where the service has none."""
+    path = (snapshot or service.settings.snapshot).path
     salts = service.decisions.salts()
     settings = {replica.url: replica for replica in service.settings.replicas}
     watchers = service.watchers.items()
@@ -35,9 +39,28 @@ def survey(service: RouterService) -> Facts:
             if service.router.fleet.get(each.replica.id) is not None
         ),
         max_blocks=service.router.index.max_blocks,
+        snapshot=path,
+        snapshot_problem=None if path is None else _unwritable(Path(path)) or _unsaved(service),
         requests=salts.requests,
         salted=salts.salted,
         salts=salts.distinct,
+    )
+
+
+def _unwritable(path: Path) -> str | None:
+    """Why nothing can be saved there, as far as that can be said without trying."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        return f"there is no folder {folder}"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"{folder} cannot be written to"
+    return "it is a folder itself" if path.is_dir() else None
+
+
+def _unsaved(service: RouterService) -> str | None:
+    warm = service.warm
+    return (
+        f"{warm.failures} attempts have failed; the log says why" if warm.failures and warm.saved_at is None else None
     )
 
 

@@ -139,7 +139,7 @@ def snapshot(facts: Facts) -> Iterator[Finding]:
         yield broken(
             "index",
             f"it cannot be saved to {facts.snapshot}: {facts.snapshot_problem}",
-            "make the folder writable for kvlb",
+            "give snapshot.path a folder that kvlb can write to",
         )
     else:
         yield ok("index", f"it can be saved to {facts.snapshot}")

@@ -124,10 +124,32 @@ def test_a_seed_that_is_set_heals_an_old_engine(doctor: Doctor, tmp_path: Path) 
             path.write_text(
                 f'[[replicas]]\nurl = "{engine.url}"\nevents = "{engine.events()}"\n'
                 f'replay = "{engine.replay()}"\nhash_seed = "0"\n[log]\ndecisions = "{tmp_path / "log"}"\n'
+                f'[snapshot]\npath = "{tmp_path / "index"}"\n'
             )
             code, told = await doctor("--probe", "--config", str(path))
             assert (code, faults(told)) == (0, set())
-            assert not (tmp_path / "log").exists(), "a fleet that is looked at leaves no trace"
+            assert ("snapshot", Verdict.OK) in told
+
+    run(check())
+    assert [each.name for each in tmp_path.iterdir()] == ["kvlb.toml"], "a fleet that is looked at leaves no trace"
+
+
+def test_a_place_where_the_index_cannot_be_saved_and_one_that_is_too_small_are_found(
+    doctor: Doctor, tmp_path: Path
+) -> None:
+    places = {tmp_path: "it is a folder itself", tmp_path / "no" / "index": f"there is no folder {tmp_path / 'no'}"}
+
+    async def check() -> None:
+        async with running(config()) as engine:
+            for place, problem in places.items():
+                path = tmp_path / "kvlb.toml"
+                path.write_text(
+                    f'[[replicas]]\nurl = "{engine.url}"\n[snapshot]\npath = "{place}"\n[index]\nmax_blocks = 100\n'
+                )
+                code, told = await doctor("--config", str(path))
+                assert (code, faults(told)) == (2, {"snapshot", "memory"})
+                assert problem in told["snapshot", Verdict.BROKEN]
+                assert "at most 100 blocks, and the fleet 512" in told["memory", Verdict.DEGRADED]
 
     run(check())
 
