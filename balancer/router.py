@@ -331,6 +331,7 @@ class Router:
         if self.index.gpu.copies(replica.id) >= replica.num_gpu_blocks:
             losses.is_overfull = True
             self.index.removal_means_gone.add(replica.id)
+            self.recognitions[replica.id].learned.removal_means_gone = True
 
     def _settle(self, replica: ReplicaId, events: Sequence[KVEvent]) -> None:
         """What events say is no longer expected or missing: the index speaks for it."""

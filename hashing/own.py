@@ -11,6 +11,7 @@ purpose, and make kvlb misjudge a prefix; they can never change what an engine c
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from struct import Struct
 from typing import Final, Self
 
@@ -130,9 +131,14 @@ def local_hashes(tokens: "array[int]", block_size: int) -> Iterator[bytes]:
     """The local hash of each full block of packed tokens (``hashing.chain.pack``): 8 bytes, big-endian."""
     end = len(tokens) // block_size * block_size
     if tokens.typecode == "I":
-        blocks = Struct(f"{block_size * tokens.itemsize}s").iter_unpack(memoryview(tokens)[:end])
+        blocks = _cut(block_size * tokens.itemsize).iter_unpack(memoryview(tokens)[:end])
         return (xxh3_64_digest(block, TOKENS_SEED) for (block,) in blocks)
     return (_wide_hash(tokens[start : start + block_size]) for start in range(0, end, block_size))
+
+
+@lru_cache(maxsize=64)
+def _cut(size: int) -> Struct:
+    return Struct(f"{size}s")
 
 
 def _wide_hash(tokens: "array[int]") -> bytes:

@@ -26,9 +26,10 @@ from hashing.external import key_of
 from hashing.extras import Lora, from_event
 from hashing.own import EXTRAS_FORM, LearnedKeys
 from hashing.recipes import Algorithm, Recipe
+from indexer.described import dense_tokens
 from indexer.events import BlockStored, KVEvent
 from indexer.index import GPU
-from indexer.learned import LearnedBlocks, dense_tokens
+from indexer.learned import LearnedBlocks
 
 FULL_ATTENTION: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 """Values of ``kv_cache_spec_kind`` (vLLM 0.22 - 0.32) whose blocks are hit from block 0 on; older engines say nothing."""

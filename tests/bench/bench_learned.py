@@ -11,14 +11,15 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from hashing.chain import Chain
 from hashing.memory import ChainMemory
 from hashing.own import LearnedKeys, OwnChain
 from hashing.recipes import Recipe
-from indexer.index import CacheIndex, ReplicaId
+from indexer.index import CacheIndex, Keys, ReplicaId
 from indexer.recognition import Recognition
 from indexer.stream import Apply, EventStream
 from indexer.wire import decode
@@ -44,21 +45,23 @@ def bench_chain(repeats: int) -> None:
     rng = random.Random(3)
     for length in (8_192, 131_072):
         tokens = [rng.randrange(VOCABULARY) for _ in range(length)]
-        memory = ChainMemory(1 << 28)
-        cases = {
-            "learned": lambda: OwnChain(LearnedKeys(BLOCK_SIZE), tokens),
-            "sha256_cold": lambda: Chain(Recipe(block_size=BLOCK_SIZE), tokens),
-            "sha256_warm": lambda: Chain(Recipe(block_size=BLOCK_SIZE), tokens, memory=memory),
+        recipe, memory = Recipe(block_size=BLOCK_SIZE), ChainMemory(1 << 28)
+        cases: dict[str, Callable[[Sequence[int]], Keys]] = {
+            "learned": partial(OwnChain, LearnedKeys(BLOCK_SIZE)),
+            "sha256_cold": partial(Chain, recipe),
+            "sha256_warm": partial(Chain, recipe, memory=memory),
         }
         figures: dict[str, object] = {}
         for name, make in cases.items():
             seconds = []
             for _ in range(5 * repeats):
                 begun = time.process_time()
-                make().keys(length)
+                make(tokens).keys(length)
                 seconds.append(time.process_time() - begun)
             figures[f"{name}_ms"] = round(1e3 * min(seconds), 3)
-        report("learned_chain", {"tokens": length, "block_size": BLOCK_SIZE, "seed": 3, "best_of": 5 * repeats}, figures)
+        report(
+            "learned_chain", {"tokens": length, "block_size": BLOCK_SIZE, "seed": 3, "best_of": 5 * repeats}, figures
+        )
 
 
 def learned_from_now_on() -> Recognition:
@@ -121,16 +124,15 @@ def measure_memory(blocks: int, holders: int, replicas: int) -> None:
     for name in names:
         index.add(name)
         index.gpu.bit(name)
-    for data in _prompts(1, 1):
-        index.apply(names[0], recognitions[names[0]].read(decode(data).events)[0])
+    index.apply(names[0], recognitions[names[0]].read(decode(_prompt(1, 99)).events)[0])
     gc.collect()
     before = rss()
     rng = random.Random(5)
     for number in range(0, blocks // holders, SEQUENCE):
-        for name in rng.sample(names, holders):
+        for at in rng.sample(range(replicas), holders):
             # The same tokens at each holder, under names of its own: as engines with random roots have them.
-            for data in _prompts(number, hash(name)):
-                index.apply(name, recognitions[name].read(decode(data).events)[0])
+            data = _prompt(number, at + 1)
+            index.apply(names[at], recognitions[names[at]].read(decode(data).events)[0])
     gc.collect()
     grown = rss() - before
     held = sum(index.gpu.blocks(name) for name in names)
@@ -141,10 +143,11 @@ def measure_memory(blocks: int, holders: int, replicas: int) -> None:
     )
 
 
-def _prompts(number: int, names: int) -> Iterator[bytes]:
+def _prompt(number: int, names: int) -> bytes:
+    """Stored whole, with tokens that follow from the number, and names that follow from both."""
     rng = random.Random(number)
     tokens = [rng.randrange(VOCABULARY) for _ in range(SEQUENCE * BLOCK_SIZE)]
-    yield payload(0, [stored_event("map", hashes(SEQUENCE, seed=number ^ names), None, tokens)])
+    return payload(0, [stored_event("map", hashes(SEQUENCE, seed=number * 1_000 + names), None, tokens)])
 
 
 def main() -> None:

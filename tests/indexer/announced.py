@@ -1,4 +1,4 @@
-"""What an engine with a given recipe announces of its blocks, built as vLLM 0.32 builds it. Never knows how kvlb reads it."""
+"""What an engine with a given recipe announces of its blocks, built as vLLM 0.32 builds it. Never knows how events are read."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +7,7 @@ import msgspec
 
 from hashing.chain import Chain
 from hashing.extras import NO_EXTRAS, BlockExtras, Extras, Lora
+from hashing.own import LearnedKeys, OwnChain
 from hashing.recipes import Recipe
 from indexer.events import NIL, BlockRemoved, BlockStored
 
@@ -62,3 +63,9 @@ def removed(event: BlockStored) -> BlockRemoved:
 def silent(recipe: Recipe, extras: Extras = NO_EXTRAS, tokens: Sequence[int] = TOKENS) -> BlockStored:
     """As vLLM before 0.18: without the extra keys."""
     return stored(recipe, tokens, extras=extras, extra_keys=NIL)
+
+
+def wanted(tokens: Sequence[int] = TOKENS, extras: Extras = NO_EXTRAS) -> list[int]:
+    """The learned keys by which a request's blocks are looked for."""
+    chain = OwnChain(LearnedKeys(SIZE), tokens, extras)
+    return list(chain.keys(len(chain)))

@@ -8,18 +8,20 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hashing.extras import NO_EXTRAS, Extras, Lora, MultimodalItem
-from hashing.own import LearnedKeys, OwnChain
+from hashing.extras import Extras, Lora, MultimodalItem
 from hashing.recipes import Recipe
 from indexer import learned as limits
+from indexer import orphans
 from indexer.events import EMPTY, NIL, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from indexer.index import Tier
+from indexer.index import CacheIndex, ReplicaId, Tier
 from indexer.learned import LearnedBlocks
-from tests.indexer.announced import LORA, RANDOM, ROOT, SIZE, TOKENS, raw, removed, silent, stored
+from tests.indexer.announced import LORA, RANDOM, ROOT, SIZE, TOKENS, raw, removed, silent, stored, wanted
 
 CLEARED = AllBlocksCleared()
 CPU = Tier("CPU")
+A = ReplicaId("a")
 
 
 def learned(*before: KVEvent) -> LearnedBlocks:
@@ -27,12 +29,6 @@ def learned(*before: KVEvent) -> LearnedBlocks:
     blocks = LearnedBlocks({LORA.name: LORA})
     blocks.read([stored(RANDOM, [1] * SIZE), *before])
     return blocks
-
-
-def wanted(tokens: Sequence[int] = TOKENS, extras: Extras = NO_EXTRAS, size: int = SIZE) -> list[int]:
-    """The keys by which a request's blocks are looked for."""
-    chain = OwnChain(LearnedKeys(size), tokens, extras)
-    return list(chain.keys(len(chain)))
 
 
 def keys(events: Sequence[KVEvent]) -> list[list[int]]:
@@ -200,12 +196,18 @@ def test_a_sparse_span_has_the_keys_of_the_blocks_that_another_group_has_named()
 def test_a_child_waits_for_its_parent() -> None:
     blocks = learned()
     assert keys(blocks.read([stored(RANDOM, first=4), stored(RANDOM, first=2, last=4)])) == [[], []]
-    assert (blocks.waiting, blocks.unplaced, blocks.placed_late) == (8, 8, 0)
+    assert (len(blocks.orphans), blocks.unplaced, blocks.orphans.placed) == (8, 8, 0)
     passed = blocks.read([stored(RANDOM, last=2)])
     assert keys(passed)[0] == wanted()[:2]
     assert sorted(keys(passed)[1]) == sorted(wanted()[2:])
-    assert (blocks.waiting, blocks.unplaced, blocks.placed_late) == (0, 0, 8)
+    assert (len(blocks.orphans), blocks.unplaced, blocks.orphans.placed) == (0, 0, 8)
     assert keys(blocks.read([removed(stored(RANDOM))])) == [wanted()]
+
+
+def test_what_follows_a_block_that_another_tier_has_needs_no_parent() -> None:
+    blocks = learned(stored(RANDOM, last=4, medium="CPU"), removed(stored(RANDOM, last=3, medium="CPU")))
+    assert keys(blocks.read([stored(RANDOM, first=1)])) == [wanted()[3:]]
+    assert blocks.unplaced == 2
 
 
 def test_what_waited_in_a_lower_tier_is_placed_there() -> None:
@@ -218,9 +220,9 @@ def test_what_waited_in_a_lower_tier_is_placed_there() -> None:
 def test_what_waits_and_is_removed_is_not_missed() -> None:
     blocks = learned(stored(RANDOM, first=2), stored(RANDOM, first=2))
     assert keys(blocks.read([removed(stored(RANDOM, first=2, last=5))])) == [[]]
-    assert blocks.waiting == 8, "a copy is left"
+    assert len(blocks.orphans) == 8, "a copy is left"
     assert keys(blocks.read([removed(stored(RANDOM, first=2, last=5))])) == [[]]
-    assert blocks.waiting == 5
+    assert len(blocks.orphans) == 5
     passed = blocks.read([stored(RANDOM, last=2)])
     assert keys(passed) == [wanted()[:2]], "the middle is a hole now"
     passed = blocks.read([stored(RANDOM, first=2, last=5)])
@@ -230,12 +232,12 @@ def test_what_waits_and_is_removed_is_not_missed() -> None:
 def test_a_removal_from_another_tier_takes_nothing_that_waits() -> None:
     blocks = learned(stored(RANDOM, first=2))
     blocks.read([removed(stored(RANDOM, first=2, medium="CPU"))])
-    assert blocks.waiting == 8
+    assert len(blocks.orphans) == 8
 
 
 def test_a_clear_empties_what_waits_on_the_gpu() -> None:
     blocks = learned(stored(RANDOM, first=2), stored(RANDOM, first=2, last=4, medium="CPU"), CLEARED)
-    assert blocks.waiting == 2
+    assert len(blocks.orphans) == 2
     blocks.read([stored(RANDOM, last=2)])
     assert known(blocks) == {("GPU", 0): Counter(wanted()[:2]), ("CPU", 0): Counter(wanted()[2:4])}
 
@@ -266,20 +268,19 @@ def test_an_offload_tier_that_leaves_out_the_salt_is_believed_when_the_gpu_has_t
 
 
 def test_those_that_wait_for_the_longest_time_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_WAITING", 6)
+    monkeypatch.setattr(orphans, "MAX_WAITING", 6)
     blocks = learned(
         stored(RANDOM, first=2, last=6), stored(RANDOM, [7] * 40, first=5), stored(RANDOM, first=2, last=3)
     )
-    assert (blocks.waiting, blocks.unplaced) == (6, 10)
+    assert (len(blocks.orphans), blocks.unplaced) == (6, 10)
     blocks.read([stored(RANDOM, last=2), stored(RANDOM, [7] * 40, last=5)])
     gpu = known(blocks)["GPU", 0]
     assert gpu[wanted()[2]] == 1, "its first copy had been let go"
     assert not set(gpu) & set(wanted()[3:])
     assert gpu[wanted([7] * 40)[9]]
-    assert (blocks.waiting, blocks.unplaced) == (0, 4), "they are there, and not known"
+    assert (len(blocks.orphans), blocks.unplaced) == (0, 4), "they are there, and not known"
     blocks.read([CLEARED])
     assert blocks.unplaced == 0, "what is gone is not missed"
-    assert not blocks._children
 
 
 def test_places_are_bounded_whatever_a_publisher_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,9 +297,59 @@ def test_places_are_bounded_whatever_a_publisher_says(monkeypatch: pytest.Monkey
 def test_blocks_that_are_each_others_parents_wait_for_ever_and_hang_nothing() -> None:
     loops = [BlockStored([a], b, raw([3] * SIZE), SIZE) for a, b in ((1, 2), (2, 1), (3, 3), (4, 3))]
     blocks = learned(*loops)
-    assert blocks.waiting == 4
+    assert len(blocks.orphans) == 4
     blocks.read([BlockStored([1, 3], None, raw([3] * 2 * SIZE), SIZE)])
     assert blocks.unplaced == 0
+
+
+def test_names_are_bounded_and_the_index_is_told_what_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_NAMES", 20)
+    monkeypatch.setattr(limits, "LET_GO_AT_ONCE", 5)
+    blocks = LearnedBlocks()
+    blocks.read([stored(RANDOM), stored(RANDOM, last=2), stored(RANDOM, [7] * 40)])
+    passed = blocks.read([stored(RANDOM, [8] * 8)])
+    assert passed[1] == BlockRemoved([key for key in wanted()[:2] for _ in range(2)] + wanted()[2:5], "GPU", 0)
+    assert blocks.unplaced == 7
+    assert known(blocks) == {("GPU", 0): Counter([*wanted()[5:], *wanted([7] * 40), *wanted([8] * 8)])}
+    for at in range(100):
+        blocks.read([stored(RANDOM, [at, 0, 0, 0])])
+        assert blocks.held().total() <= 25
+
+
+# Copies that are counted by the engine
+
+
+def test_a_removal_that_tells_what_is_left_is_believed() -> None:
+    blocks, event = learned(stored(RANDOM), stored(RANDOM)), stored(RANDOM)
+    names = event.block_hashes
+    counted = BlockRemoved(names[:4], "GPU", 0, remaining_copy_counts=[2, 1, 0, 5])
+    assert blocks.read([counted]) == [BlockRemoved(wanted()[:4], "GPU", 0, remaining_copy_counts=[2, 1, 0, 5])]
+    copies = known(blocks)["GPU", 0]
+    assert [copies[key] for key in wanted()[:5]] == [2, 1, 0, 5, 2]
+    unknown = BlockRemoved([77, names[2], names[0]], "GPU", 0, remaining_copy_counts=[1, 0, 1])
+    assert blocks.read([unknown]) == [BlockRemoved(wanted()[:1], "GPU", 0, remaining_copy_counts=[1])]
+    miscounted = BlockRemoved(names[:2], "GPU", 0, remaining_copy_counts=[7])
+    assert blocks.read([miscounted]) == [BlockRemoved(wanted()[:2], "GPU", 0)]
+    assert known(blocks)["GPU", 0].keys().isdisjoint(wanted()[:3])
+
+
+def test_what_waits_is_counted_too() -> None:
+    event = stored(RANDOM, first=2)
+    blocks = learned(event, event, event)
+    left = BlockRemoved(event.block_hashes[:3], "GPU", 0, remaining_copy_counts=[2, 0, 9])
+    assert blocks.read([left]) == [BlockRemoved([], "GPU", 0, remaining_copy_counts=[])]
+    blocks.read([stored(RANDOM, last=3), stored(RANDOM, first=3, last=4)])
+    copies = known(blocks)["GPU", 0]
+    assert [copies[key] for key in wanted()[2:6]] == [3, 1, 3, 3]
+
+
+def test_removals_of_an_engine_that_announces_only_the_last_copy_take_all() -> None:
+    event = stored(RANDOM)
+    blocks = learned(event, event)
+    blocks.removal_means_gone = True
+    passed = blocks.read([removed(event), removed(event)])
+    assert keys(passed) == [wanted(), []]
+    assert not set(known(blocks)["GPU", 0]) & set(wanted())
 
 
 # What cannot be read
@@ -347,7 +398,7 @@ def test_no_event_raises(
     for blocks in (LearnedBlocks(), learned()):
         blocks.read([event])
         blocks.read([removed(event), event, CLEARED, removed(event)])
-        assert not blocks.waiting
+        assert not len(blocks.orphans)
 
 
 # All of it again
@@ -363,4 +414,76 @@ def test_what_is_known_can_be_told_again(monkeypatch: pytest.MonkeyPatch) -> Non
         ("GPU", 0): Counter([*wanted([1] * SIZE), *wanted(), *wanted()[:3]]),
         ("STORAGE", 0): Counter(wanted()),
     }
-    assert repr(blocks) == "<LearnedBlocks 21 known, 0 waiting>"
+    assert repr(blocks) == "<LearnedBlocks 21 known, <Orphans 0 waiting, 0 placed>>"
+
+
+# Any order of events
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Spans of prompts come in any order, some as placeholders: what has a key has the right one, and the rest waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = LearnedBlocks()
+        self.blocks.hash_block_size = SIZE
+        self.index = CacheIndex()
+        self.index.add(A)
+        self.told: dict[Tier, Counter[int]] = {Tier(): Counter(), CPU: Counter()}
+        self.ours: dict[int, int] = {}  # the engine's name -> the key that a request computes
+        self.parents: dict[int, int | None] = {}
+
+    spans = st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(1, 4), st.sampled_from([None, "pepper"]))
+
+    def publish(self, event: KVEvent) -> None:
+        self.index.apply(A, self.blocks.read([event]))
+
+    @rule(span=spans, medium=st.sampled_from(["GPU", "CPU"]), is_placeholder=st.booleans())
+    def store(self, span: tuple[int, int, int, str | None], medium: str, is_placeholder: bool) -> None:
+        family, first, length, salt = span
+        tokens, extras = [*[5] * 2 * SIZE, *[family] * 6 * SIZE], Extras(salt=salt)
+        event = stored(RANDOM, tokens, first, first + length, extras, medium=medium)
+        whole = stored(RANDOM, tokens, extras=extras)
+        self.ours.update(zip(whole.block_hashes, wanted(tokens, extras), strict=True))
+        self.parents.update(zip(whole.block_hashes, [None, *whole.block_hashes], strict=False))
+        if is_placeholder and medium == "CPU":
+            event = BlockStored(event.block_hashes, None, EMPTY, 0, medium=medium)
+        self.told[Tier(medium)].update(event.block_hashes)
+        self.publish(event)
+
+    @precondition(lambda self: any(self.told.values()))
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        tier = data.draw(st.sampled_from([tier for tier, told in self.told.items() if told]))
+        name = data.draw(st.sampled_from(sorted(self.told[tier])))
+        self.told[tier] -= Counter([name])
+        self.publish(BlockRemoved([name], tier.medium))
+
+    @rule()
+    def clear(self) -> None:
+        self.told[Tier()].clear()
+        self.publish(CLEARED)
+
+    @invariant()
+    def every_copy_has_its_key_or_waits(self) -> None:
+        waiting: dict[Tier, Counter[int]] = {tier: Counter() for tier in self.told}
+        for name, orphan in self.blocks.orphans._waiting.items():
+            for place, copies in orphan.copies.items():
+                waiting[place.tier][name] += copies
+        for tier, told in self.told.items():
+            placed: Counter[int] = Counter()
+            for name, copies in (told - waiting[tier]).items():
+                placed[self.ours[name]] += copies
+            held = self.index.tiers[tier].held(A) if tier in self.index.tiers else Counter()
+            assert held == placed
+            assert waiting[tier] <= told
+
+    @invariant()
+    def nothing_waits_for_what_is_known(self) -> None:
+        known = {name for place in self.blocks._places.values() for name in place.keys}
+        for name, orphan in self.blocks.orphans._waiting.items():
+            assert name not in known
+            assert not orphan.links or self.parents[name] not in known
+
+
+TestAnyOrder = AnyOrder.TestCase
