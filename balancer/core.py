@@ -10,7 +10,8 @@ from typing import Protocol
 
 import msgspec
 
-from hashing.extras import NO_EXTRAS, Extras, Lora
+from balancer.media import NO_MEDIA, Media
+from hashing.extras import Lora
 from hashing.own import LearnedKeys
 from hashing.recipes import Recipe
 from indexer.index import Keys, ReplicaId
@@ -101,10 +102,10 @@ class RouteRequest(msgspec.Struct, frozen=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """Token ids with what else goes into their block hashes."""
+    """Token ids, and where among them lies what is no text."""
 
     tokens: Sequence[int]
-    extras: Extras = NO_EXTRAS
+    media: Media = NO_MEDIA
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):

@@ -190,7 +190,7 @@ async def _sample(tokenizer: Tokenizer, endpoint: Endpoint, name: str, api_key: 
         return [sample("", error=f"an answer cannot be read: {error}")]
     if not ways:
         return [sample("", error="neither its render path nor /tokenize answers")]
-    return [sample(way, prompts[0]) for way, prompts in ways.items()]
+    return [sample(way, prompts[0].tokens) for way, prompts in ways.items()]
 
 
 def _headers(api_key: str | None) -> dict[str, str]:

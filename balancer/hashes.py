@@ -1,11 +1,12 @@
 """A request's prompts as block hashes, for whichever recipe is asked for.
 
-Knows token ids, salt and the memory of chains. Never knows replicas. Chains are made once for each recipe and adapter, and hash
-no further than they are asked to.
+Knows token ids, what lies among them, salt and the memory of chains. Never knows replicas. Chains are made once for each recipe
+and adapter, and hash no further than they are asked to.
 """
 
 from collections.abc import Sequence
 
+from balancer.media import NO_MEDIA, Media
 from hashing.chain import Chain
 from hashing.errors import RecipeError, UnhashableError
 from hashing.extras import Extras, Lora
@@ -18,8 +19,15 @@ from indexer.index import Keys
 class PromptHashes:
     """The chains of one request's prompts (``balancer.core.PrefixHashes``). Remembers what it has made."""
 
-    def __init__(self, prompts: Sequence[Sequence[int]], salt: str | None, memory: ChainMemory | None) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        salt: str | None,
+        memory: ChainMemory | None,
+        media: Sequence[Media] = (),
+    ) -> None:
         self._prompts = prompts
+        self._media = media or [NO_MEDIA] * len(prompts)
         self._salt = salt
         self._memory = memory
         self._made: dict[tuple[Recipe | LearnedKeys, Lora | None], Sequence[Keys]] = {}
@@ -28,13 +36,19 @@ class PromptHashes:
         """One chain a prompt; none when a token or an extra has no hash under this recipe."""
         made = self._made.get((recipe, adapter))
         if made is None:
-            made = self._made[recipe, adapter] = self._make(recipe, Extras(lora=adapter, salt=self._salt))
+            made = self._made[recipe, adapter] = self._make(recipe, adapter)
         return made
 
-    def _make(self, recipe: Recipe | LearnedKeys, extras: Extras) -> Sequence[Keys]:
+    def _make(self, recipe: Recipe | LearnedKeys, adapter: Lora | None) -> Sequence[Keys]:
+        made: list[Keys] = []
         try:
-            if isinstance(recipe, LearnedKeys):
-                return [OwnChain(recipe, tokens, extras) for tokens in self._prompts]
-            return [Chain(recipe, tokens, extras, memory=self._memory) for tokens in self._prompts]
+            for tokens, media in zip(self._prompts, self._media, strict=True):
+                known = tokens if media.known_tokens is None else tokens[: media.known_tokens]
+                extras = Extras(lora=adapter, multimodal=media.items, salt=self._salt)
+                if isinstance(recipe, LearnedKeys):
+                    made.append(OwnChain(recipe, known, extras))
+                else:
+                    made.append(Chain(recipe, known, extras, memory=self._memory))
         except (RecipeError, UnhashableError):
             return []
+        return made

@@ -15,6 +15,7 @@ import msgspec
 
 from balancer.core import Truth
 from balancer.errors import BadRequest, RequestError
+from balancer.media import NO_MEDIA, Media, read_features
 
 MAX_PROMPT_BYTES: Final = 8 * 1024 * 1024
 """Longest JSON of token ids that is taken apart: over a million ids, which take a third of a second to hash."""
@@ -84,9 +85,9 @@ PATHS: Final[dict[str, Kind]] = {
 class Inbound(msgspec.Struct, frozen=True):
     """What routing needs of one request.
 
-    ``token_ids`` has the prompts that came as token ids; empty when they came as text (``has_text``: someone has to tokenise)
-    or are of no use for routing. ``is_comparable`` says whether the answer's ``cached_tokens`` is that of one single prompt
-    and sample.
+    ``token_ids`` has the prompts that came as token ids, ``media`` what lies among them besides text; empty when they came as
+    text (``has_text``: someone has to tokenise) or are of no use for routing. ``is_comparable`` says whether the answer's
+    ``cached_tokens`` is that of one single prompt and sample.
     """
 
     kind: Kind
@@ -96,6 +97,7 @@ class Inbound(msgspec.Struct, frozen=True):
     salt: str | None = None
     reads_cache: bool = True
     is_comparable: bool = True
+    media: Media = NO_MEDIA
 
 
 class _SamplingParams(msgspec.Struct):
@@ -122,6 +124,7 @@ class _Body(msgspec.Struct):
     use_beam_search: msgspec.Raw = _NULL
     n: msgspec.Raw = _ONE
     features: msgspec.Raw = _NULL
+    content_parts: msgspec.Raw = _NULL
 
 
 _body = msgspec.json.Decoder(_Body)
@@ -163,6 +166,7 @@ def _read(kind: Kind, fields: _Body) -> Inbound:
         salt=salt or None,
         reads_cache=_reads_cache(fields, sampling),
         is_comparable=len(ids) <= 1 and is_one_sample,
+        media=read_features(fields.features) if ids and kind is Kind.GENERATE else NO_MEDIA,
     )
 
 
@@ -200,8 +204,8 @@ def _is_huge(prompt: msgspec.Raw) -> bool:
 
 def _prompts(kind: Kind, fields: _Body) -> tuple[Sequence[int], ...]:
     if kind is Kind.GENERATE:
-        # Multimodal features change the hashes of the blocks they lie in; without them the ids would promise too much.
-        return () if _plain(fields.features) else _as_ids(fields.token_ids)
+        # Pictures that are still to be loaded take the places of more tokens than there are now.
+        return () if _plain(fields.content_parts) else _as_ids(fields.token_ids)
     if kind is Kind.COMPLETION and fields.truncate_prompt_tokens == _NULL:
         return _as_ids(fields.prompt)
     return ()

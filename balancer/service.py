@@ -15,7 +15,7 @@ from typing import Final
 
 import aiohttp
 
-from balancer.core import Decision, Outcome, RouteRequest, Truth
+from balancer.core import Decision, Outcome, Prompt, RouteRequest, Truth
 from balancer.decision_file import DecisionFile
 from balancer.decisions import NOBODY, DecisionLog, Origin
 from balancer.errors import BadRequest, NoReplica, UnknownModel
@@ -146,9 +146,10 @@ class RouterService:
         if ended is not None and self._decision_file is not None:
             self._decision_file.add(ended)
 
-    def hashes(self, prompts: Sequence[Sequence[int]], salt: str | None) -> PromptHashes:
+    def hashes(self, prompts: Sequence[Prompt], salt: str | None) -> PromptHashes:
         """The prompts' block hashes, made as far as they are needed."""
-        return PromptHashes(prompts, salt, self.memory)
+        tokens, media = [each.tokens for each in prompts], [each.media for each in prompts]
+        return PromptHashes(tokens, salt, self.memory, media)
 
     # What is known
 

@@ -8,13 +8,15 @@ import asyncio
 import logging
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import aiohttp
 import msgspec
 import xxhash
 
+from balancer.core import Prompt
+from balancer.media import read_features
 from balancer.openai import Inbound, Kind
 from balancer.settings import TokenizerSettings
 from balancer.upstream import payload
@@ -49,12 +51,15 @@ WITH_TOKENIZE: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
 
 TEXT_FIELDS: Final = ("model", "add_special_tokens")
 
-Prompts = tuple[Sequence[int], ...]
+Prompts = tuple[Prompt, ...]
+
+_NULL: Final = msgspec.Raw(b"null")
+_NO_TENSORS: Final = msgspec.Raw(b'"none"')
 
 
 class _Rendered(msgspec.Struct):
     token_ids: list[int]
-    features: Any = None
+    features: msgspec.Raw = _NULL
 
 
 class _Tokenized(msgspec.Struct):
@@ -65,7 +70,6 @@ class _Message(msgspec.Struct):
     content: Any = None
 
 
-_NULL: Final = msgspec.Raw(b"null")
 _rendered = msgspec.json.Decoder(_Rendered)
 _rendered_list = msgspec.json.Decoder(list[_Rendered])
 _tokenized = msgspec.json.Decoder(_Tokenized)
@@ -123,7 +127,7 @@ class Tokenizer:
         self, endpoint: str, path: str, inbound: Inbound, body: bytes, headers: Mapping[str, str]
     ) -> Prompts:
         if (endpoint, path) not in self._without_render:
-            status, answer = await self._post(f"{endpoint}{path}/render", body, headers)
+            status, answer = await self._post(f"{endpoint}{path}/render", _without_tensors(body), headers)
             if status == 200:
                 return _read_rendered(answer)
             if status not in NO_SUCH_PATH:
@@ -138,7 +142,7 @@ class Tokenizer:
         answers = await asyncio.gather(*(self._post(f"{endpoint}/tokenize", each, headers) for each in bodies))
         if any(status != 200 for status, _ in answers):
             return ()
-        return tuple(array("I", _tokenized.decode(answer).tokens) for _, answer in answers)
+        return tuple(Prompt(array("I", _tokenized.decode(answer).tokens)) for _, answer in answers)
 
     async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
         async with self._session.post(url, data=payload(body), headers=headers) as response:
@@ -184,16 +188,24 @@ def _has_media(messages: msgspec.Raw) -> bool:
     return any(not isinstance(part, dict) or part.get("type") != "text" for part in parts)
 
 
+def _without_tensors(body: bytes) -> bytes:
+    """The body as it is rendered: of pictures, only names and places are wanted (``mm_payload`` of vLLM 0.32)."""
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    try:
+        has_media = any(_has_media(fields[name]) for name in ("messages", "input") if name in fields)
+    except msgspec.ValidationError:  # no list of messages: a text, or what the engine will refuse
+        return body
+    return msgspec.json.encode({**fields, "mm_payload": _NO_TENSORS}) if has_media else body
+
+
 def _size(prompts: Prompts) -> int:
-    return 200 + sum(64 + 4 * len(prompt) for prompt in prompts)
+    return 200 + sum(112 + 4 * len(each.tokens) + 300 * len(each.media.items) for each in prompts)
 
 
 def _read_rendered(answer: bytes) -> Prompts:
-    """Chat renders to one object, completions to a list; with multimodal features the ids alone say too little."""
+    """Chat renders to one object, completions to a list."""
     rendered = _rendered_list.decode(answer) if answer.lstrip().startswith(b"[") else [_rendered.decode(answer)]
-    if any(each.features for each in rendered):
-        return ()
-    return tuple(array("I", each.token_ids) for each in rendered)
+    return tuple(Prompt(array("I", each.token_ids), read_features(each.features)) for each in rendered)
 
 
 def _tokenize_bodies(inbound: Inbound, body: bytes) -> list[bytes]:

@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 
 from balancer import openai
-from balancer.core import RouteRequest
+from balancer.core import Prompt, RouteRequest
 from balancer.openai import Inbound
 from balancer.service import RouterService
 from balancer.strip import without_report_mode
@@ -41,19 +41,21 @@ async def read_request(
     inbound = openai.read(path, content_type, body)
     body = without_report_mode(body)
     model = inbound.model if inbound.model is not None else service.default_model()
-    prompts = inbound.token_ids
+    prompts: Prompts = tuple(Prompt(ids, inbound.media) for ids in inbound.token_ids)
     if inbound.has_text:
         prompts = await _tokenise(service, path, inbound, model, body, questions)
     longest = service.max_model_len(model)
-    if len(prompts) > openai.MAX_PROMPTS or (longest is not None and any(len(each) > longest for each in prompts)):
+    if len(prompts) > openai.MAX_PROMPTS or (
+        longest is not None and any(len(each.tokens) > longest for each in prompts)
+    ):
         prompts = ()  # no engine takes it, so nobody need hash a million tokens to say where it would go
     request = RouteRequest(
         model=model,
         hashes=service.hashes(prompts, inbound.salt),
-        prompt_lengths=tuple(len(prompt) for prompt in prompts),
+        prompt_lengths=tuple(len(each.tokens) for each in prompts),
         size_hint=len(body) // BYTES_PER_TOKEN,
         reads_cache=inbound.reads_cache,
-        is_comparable=inbound.is_comparable and len(prompts) == 1,
+        is_comparable=inbound.is_comparable and len(prompts) == 1 and prompts[0].media.known_tokens is None,
     )
     return Asked(request, inbound.salt, body)
 

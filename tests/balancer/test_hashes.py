@@ -1,8 +1,9 @@
 """``balancer/hashes.py``: one chain a prompt, made once, and none where there is no hash."""
 
 from balancer.hashes import PromptHashes
+from balancer.media import NO_MEDIA, Media
 from hashing.chain import Chain
-from hashing.extras import Extras, Lora
+from hashing.extras import Extras, Lora, MultimodalItem
 from hashing.memory import ChainMemory
 from hashing.own import LearnedKeys, OwnChain
 from hashing.recipes import Recipe
@@ -47,3 +48,23 @@ def test_keys_that_are_learned_are_our_own() -> None:
         assert made.keys(99) == OwnChain(learned, TOKENS, Extras(lora=lora, salt="salt")).keys(99)
         assert hashes.chains(learned, lora)[0] is made
     assert PromptHashes([[-1] * 8], None, None).chains(LearnedKeys(4), None) == []
+
+
+def test_pictures_are_part_of_the_keys_from_where_they_lie() -> None:
+    item = MultimodalItem("cat", 10, 7)
+    for recipe in (RECIPE, LearnedKeys(4)):
+        hashes = PromptHashes([TOKENS, TOKENS], "salt", None, [Media((item,)), NO_MEDIA])
+        cat, plain = (list(chain.keys(99)) for chain in hashes.chains(recipe, None))
+        assert cat[:2] == plain[:2]
+        assert not set(cat[2:]) & set(plain)
+    (made,) = PromptHashes([TOKENS], None, None, [Media((item,))]).chains(RECIPE, None)
+    assert made.keys(99) == Chain(RECIPE, TOKENS, Extras(multimodal=(item,))).keys(99)
+
+
+def test_a_picture_that_nobody_can_name_ends_the_chain() -> None:
+    for recipe in (RECIPE, LearnedKeys(4)):
+        (known,) = PromptHashes([TOKENS], None, None, [Media(known_tokens=10)]).chains(recipe, None)
+        (plain,) = PromptHashes([TOKENS], None, None).chains(recipe, None)
+        assert known.keys(99) == plain.keys(2)[:2]
+        (nothing,) = PromptHashes([TOKENS], None, None, [Media(known_tokens=0)]).chains(recipe, None)
+        assert nothing.keys(99) == []

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from balancer import openai
 from balancer.core import Truth
 from balancer.errors import BadRequest, UnknownModel
+from balancer.media import NO_MEDIA, UNKNOWN_MEDIA, Media
 from balancer.openai import PATHS, Inbound, Kind, read, read_answer
+from hashing.extras import MultimodalItem
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"
 CHAT_PATHS = [CHAT, "/v1/responses", "/v1/messages"]
@@ -62,8 +64,19 @@ def test_tokens_in_are_never_text() -> None:
     assert not of(GENERATE, token_ids="nonsense").has_text
 
 
-def test_images_make_ids_alone_worthless() -> None:
-    assert of(GENERATE, token_ids=[1, 2], features=[{"mm": 1}]).token_ids == ()
+def test_pictures_among_ids_are_told_with_them() -> None:
+    features = {"mm_hashes": {"image": ["cat"]}, "mm_placeholders": {"image": [{"offset": 1, "length": 2}]}}
+    inbound = of(GENERATE, token_ids=[1, 9, 9, 2], features=features)
+    assert (inbound.token_ids, inbound.media) == (([1, 9, 9, 2],), Media((MultimodalItem("cat", 1, 2),)))
+    assert of(GENERATE, token_ids=[1, 2], features=[{"mm": 1}]).media == UNKNOWN_MEDIA
+    assert of(GENERATE, token_ids=[1, 2], features=None).media == NO_MEDIA
+    assert of(COMPLETIONS, prompt=[1, 2], features=features).media == NO_MEDIA, "there it is no field of vLLM's"
+
+
+def test_pictures_that_the_engine_has_to_load_make_ids_worthless() -> None:
+    parts = [{"type": "image_url", "url": "http://pictures/cat.png"}]
+    assert of(GENERATE, token_ids=[1, 2], content_parts=parts).token_ids == ()
+    assert of(GENERATE, token_ids=[1, 2], content_parts=None).token_ids == ([1, 2],)
 
 
 def test_ids_that_will_be_truncated_are_not_the_prompt() -> None:

@@ -10,8 +10,10 @@ import aiohttp
 import pytest
 
 from balancer import openai
+from balancer.media import Media
 from balancer.settings import TokenizerSettings
 from balancer.tokens import Tokenizer
+from hashing.extras import MultimodalItem
 from tests.support.gateways import gateway, post, split
 from tests.support.upstream import OK, Received, Upstream, upstream
 from tests.support.waiting import run
@@ -25,7 +27,7 @@ async def ask(tokenizer: Tokenizer, replica: Upstream, path: str, fields: dict[s
     body = json.dumps(fields).encode()
     inbound = openai.read(path, "application/json", body)
     prompts = await tokenizer.token_ids(replica.url, path, inbound, body, {"Authorization": "Bearer x"})
-    return [list(prompt) for prompt in prompts]
+    return [list(prompt.tokens) for prompt in prompts]
 
 
 def with_tokenizer(
@@ -87,11 +89,43 @@ def test_the_same_body_on_another_path_is_another_question() -> None:
     with_tokenizer(check, {f"{COMPLETIONS}/render": b'[{"token_ids":[1]}]', f"{CHAT}/render": b'{"token_ids":[2]}'})
 
 
-def test_images_make_the_ids_worthless() -> None:
-    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
-        assert await ask(tokenizer, replica, CHAT, TALK) == []
+PICTURE = {"type": "image_url", "image_url": {"url": "http://pictures/cat.png"}}
+LOOK = {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "look"}, PICTURE]}]}
 
-    with_tokenizer(check, {f"{CHAT}/render": b'{"token_ids":[2],"features":[{"x":1}]}'})
+
+def test_what_lies_in_a_prompt_besides_text_is_told_with_its_ids() -> None:
+    features = {"mm_hashes": {"image": ["cat"]}, "mm_placeholders": {"image": [{"offset": 1, "length": 2}]}}
+    answer = json.dumps({"token_ids": [1, 9, 9, 2], "features": features}).encode()
+
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        body = json.dumps(LOOK).encode()
+        inbound = openai.read(CHAT, "application/json", body)
+        for _ in range(2):
+            (prompt,) = await tokenizer.token_ids(replica.url, CHAT, inbound, body, {})
+            assert list(prompt.tokens) == [1, 9, 9, 2]
+            assert prompt.media == Media((MultimodalItem("cat", 1, 2),))
+        (asked_for,) = replica.questions
+        assert json.loads(asked_for.body) == {**LOOK, "mm_payload": "none"}, "nobody needs its pixels"
+
+    with_tokenizer(check, {f"{CHAT}/render": answer})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        TALK,
+        {**TALK, "input": "hi"},
+        {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]},
+        {"model": "m", "messages": 5},
+        {"model": "m", "messages": [5]},
+    ],
+)
+def test_text_is_rendered_as_it_came(fields: dict[str, Any]) -> None:
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        assert await ask(tokenizer, replica, CHAT, fields) == [[7]]
+        assert json.loads(replica.questions[0].body) == fields
+
+    with_tokenizer(check, {f"{CHAT}/render": b'{"token_ids":[7],"features":null}'})
 
 
 @pytest.mark.parametrize("status", ["404 Not Found", "403 Forbidden", "405 Method Not Allowed", "501 Not Implemented"])
@@ -205,7 +239,7 @@ def test_memory_stays_within_its_bound() -> None:
         await ask(tokenizer, replica, COMPLETIONS, texts[-3])
         assert tokenizer.counters["cached"] == 2, "what was used last is kept"
 
-    with_tokenizer(check, {f"{COMPLETIONS}/render": tokens}, cache_bytes=3 * 700)
+    with_tokenizer(check, {f"{COMPLETIONS}/render": tokens}, cache_bytes=3 * 720)
 
 
 def test_a_text_asked_for_twice_at_once_is_counted_once() -> None:
@@ -220,7 +254,7 @@ def test_a_text_asked_for_twice_at_once_is_counted_once() -> None:
         assert list(found) == [[[1, 2, 3]]] * 5
         for at in range(40):  # a bound that is wrong by what was counted twice would empty the memory below zero
             await ask(tokenizer, replica, COMPLETIONS, {**TEXT, "prompt": str(at)})
-        held = sum(200 + 64 + 4 * 3 for _ in tokenizer._known)
+        held = sum(200 + 112 + 4 * 3 for _ in tokenizer._known)
         assert tokenizer._known_bytes == held <= 1000
 
     with_tokenizer(check, {f"{COMPLETIONS}/render": tokens}, cache_bytes=1000)
