@@ -37,7 +37,8 @@ class Replica(msgspec.Struct, frozen=True):
     ``recipe`` is how the engine says that it hashes, or None when it does not say enough; its events may know better.
     ``models`` are the names it serves, ``adapters`` those of them that are LoRA adapters. ``has_events`` says whether it tells
     what it caches, ``has_eagle`` whether it computes the last block of every hit anew (EAGLE and MTP draft models),
-    ``has_prefix_caching`` whether it caches prefixes at all, as far as it says.
+    ``has_prefix_caching`` whether it caches prefixes at all, as far as it says. ``attention_chunk`` is the chunk of chunked
+    local attention, where somebody says it, in tokens.
     ``max_model_len`` is in tokens, ``num_gpu_blocks`` counts the blocks of the pool; both None when unsaid.
     """
 
@@ -50,6 +51,7 @@ class Replica(msgspec.Struct, frozen=True):
     recipe: Recipe | None = None
     has_events: bool = True
     has_eagle: bool = False
+    attention_chunk: int | None = None
     has_prefix_caching: bool = True
     max_model_len: int | None = None
     num_gpu_blocks: int | None = None

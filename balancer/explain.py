@@ -15,6 +15,7 @@ from balancer.knowledge import View
 from balancer.matching import usable_blocks
 from balancer.policies.base import Policy, costs_of
 from balancer.router import Router
+from indexer.hits import matches
 from indexer.index import ReplicaId
 
 NO_SIGNAL: Final = "no signal: all candidates equal"
@@ -151,17 +152,21 @@ def _held(router: Router, request: RouteRequest, live: LiveReplica) -> dict[str,
     found: dict[str, int] = {}
     if recipe is None or not request.reads_cache:
         return found
+    rule = router.recognitions[replica.id].rule
     chains = request.hashes.chains(recipe, replica.adapter(request.model))
     for tier, table in router.index.tiers.items():
         if not table.blocks(replica.id):
             continue
         bit = table.bit(replica.id)
-        blocks = 0
+        tokens = 0
         for chain, length in zip(chains, request.prompt_lengths, strict=False):
-            ((_, depth),) = table.depths(chain, usable_blocks(length, recipe.block_size), bit)
-            blocks += depth
-        if blocks:
-            found[tier.label] = blocks * recipe.block_size
+            if rule is None:
+                ((_, depth),) = table.depths(chain, usable_blocks(length, recipe.block_size), bit)
+                tokens += depth * recipe.block_size
+            else:
+                tokens += dict(matches(rule, table, chain, length, [bit])).get(bit, 0)
+        if tokens:
+            found[tier.label] = tokens
     return found
 
 

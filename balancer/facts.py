@@ -269,6 +269,7 @@ def _describe(
         recipe=recipe,
         has_events=source is not None,
         has_eagle=settings.eagle,
+        attention_chunk=settings.attention_chunk,
         has_prefix_caching=config is None or config.has_prefix_caching is not False,
         max_model_len=min((card.max_model_len for card in base if card.max_model_len), default=None),
         num_gpu_blocks=config.num_gpu_blocks if config else None,

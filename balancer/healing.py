@@ -18,6 +18,8 @@ import msgspec
 
 from balancer.audit import Audit, Cause
 from balancer.core import Decision
+from indexer.hits import placed, unnamed
+from indexer.hybrid import HitRule
 from indexer.index import CacheIndex, ReplicaId
 from indexer.predicted import PredictedBlocks
 
@@ -42,7 +44,8 @@ class Correction(StrEnum):
 class Doubt(msgspec.Struct, frozen=True):
     """A finished request of which the engine found another part in its cache than was predicted.
 
-    ``keys`` are the prompt's block keys, ``life`` is the replica's cache when it was decided (``Healer.life``).
+    ``keys`` are the prompt's block keys, ``rule`` says how several cache groups are hit, ``life`` is the replica's cache when
+    it was decided (``Healer.life``).
     """
 
     decision: Decision
@@ -51,6 +54,11 @@ class Doubt(msgspec.Struct, frozen=True):
     block_size: int
     life: int
     due: float
+    rule: HitRule | None = None
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        return (0,) if self.rule is None else self.rule.groups
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -89,10 +97,17 @@ class Healer:
         return self._lives.get(replica, 0)
 
     def doubt(
-        self, decision: Decision, actual: int, keys: Sequence[int], block_size: int, life: int, now: float
+        self,
+        decision: Decision,
+        actual: int,
+        keys: Sequence[int],
+        block_size: int,
+        life: int,
+        now: float,
+        rule: HitRule | None = None,
     ) -> None:
         """A prediction was not exact; it is judged when the events that may explain it have come."""
-        self._doubts.append(Doubt(decision, actual, keys, block_size, life, now + SETTLE_SECONDS))
+        self._doubts.append(Doubt(decision, actual, keys, block_size, life, now + SETTLE_SECONDS, rule))
 
     def tick(self, now: float) -> list[Finding]:
         """Judge what is due."""
@@ -120,7 +135,7 @@ class Healer:
         at = doubt.actual // doubt.block_size
         rest = doubt.keys[at:]
         if doubt.actual >= decision.held_tokens:
-            self._predicted.deny(bit, rest)
+            self._deny(doubt, bit, rest)
             if decision.is_predicted:
                 return Finding(
                     doubt,
@@ -131,7 +146,9 @@ class Healer:
             return Finding(
                 doubt, Cause.INDEX, "blocks remembered from earlier requests were not there", Correction.DENIED
             )
-        if gpu.was_removed_lately(decision.replica.id, rest[0]):
+        # With one cache of full attention it is the first of the rest that was missing, else it may be any.
+        missing = rest[:1] if doubt.rule is None else rest[: decision.cached_tokens // doubt.block_size - at]
+        if any(gpu.was_removed_lately(decision.replica.id, key) for key in missing):
             return Finding(doubt, Cause.ROUTING, "a block was evicted before the request was computed")
         suspect = (doubt.life, rest[0])
         if suspect not in self._suspects:
@@ -140,8 +157,9 @@ class Healer:
                 self._suspects.popitem(last=False)
             return Finding(doubt, Cause.INDEX, "a block was missing that no event has removed")
         del self._suspects[suspect]
-        gpu.discard(decision.replica.id, 0, rest)
-        self._predicted.deny(bit, rest)
+        for group in doubt.groups:
+            gpu.discard(decision.replica.id, group, rest)
+        self._deny(doubt, bit, rest)
         return Finding(
             doubt,
             Cause.INDEX,
@@ -149,15 +167,23 @@ class Healer:
             Correction.DROPPED,
         )
 
+    def _deny(self, doubt: Doubt, bit: int, keys: Sequence[int]) -> None:
+        for group in doubt.groups:
+            self._predicted.deny(bit, placed(group, keys))
+
     def _judge_more(self, doubt: Doubt) -> Finding:
         replica = doubt.decision.replica
         bit = self._index.gpu.bit(replica.id)
-        held = self._index.gpu.groups.get(0, {})
-        found = doubt.keys[: doubt.actual // doubt.block_size]
-        unnamed = [key for key in found if not held.get(key, 0) & bit]
-        if not unnamed:
+        if doubt.rule is not None:
+            # The hit implies what a prompt of that length leaves.
+            implied = unnamed(doubt.rule, self._index.gpu, bit, doubt.keys, doubt.actual + 1)
+        else:
+            held = self._index.gpu.groups.get(0, {})
+            found = doubt.keys[: doubt.actual // doubt.block_size]
+            implied = [key for key in found if not held.get(key, 0) & bit]
+        if not implied:
             return Finding(doubt, Cause.ROUTING, "blocks were stored before the request was computed")
         if self._index.has_other_tiers(replica.id):
             return Finding(doubt, Cause.INDEX, "blocks came from another tier, which predictions leave out")
-        self._predicted.remember(bit, unnamed, replica.num_gpu_blocks or REMEMBERED_BLOCKS)
+        self._predicted.remember(bit, implied, replica.num_gpu_blocks or REMEMBERED_BLOCKS)
         return Finding(doubt, Cause.INDEX, "blocks were there that no event has named", Correction.LEARNED)

@@ -100,8 +100,8 @@ def _missing(losses: Losses) -> str:
 def _judge_keys(recognition: Recognition) -> View:
     if recognition.recipe is None:
         return View(Knowledge.PARTIAL, "how it hashes is not known, and no event has shown it yet")
-    if recognition.is_hybrid:
-        return View(Knowledge.PARTIAL, "it has sliding-window or other caches, whose hits follow a rule not known here")
+    if recognition.doubt:
+        return View(Knowledge.PARTIAL, recognition.doubt)
     if recognition.state is KeyState.LEARNED:
         if recognition.unplaced:
             return View(Knowledge.PARTIAL, f"{recognition.unplaced} blocks could not be placed; {recognition.reason}")

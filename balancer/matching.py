@@ -13,6 +13,8 @@ from balancer.core import Replica, RouteRequest
 from hashing.extras import Lora
 from hashing.own import LearnedKeys
 from hashing.recipes import Recipe
+from indexer.hits import matches, unnamed
+from indexer.hybrid import HitRule
 from indexer.index import CacheIndex, Keys, ReplicaId
 from indexer.predicted import PredictedBlocks
 from indexer.recognition import Recognition
@@ -24,7 +26,8 @@ DEFAULT_BLOCK_SIZE: Final = 16
 class Holding(msgspec.Struct, frozen=True):
     """What one replica's events have named of one request's prompts.
 
-    ``missing`` are the keys of full blocks that no event has named; ``held_tokens`` lie before the first of them.
+    ``missing`` are the keys (``indexer.hits.placed``) of blocks that a finished request leaves and no event has named yet;
+    ``held_tokens`` are what the engine would take of its cache without them.
     """
 
     missing: list[int]
@@ -54,6 +57,10 @@ class Matcher:
         block_size = replica.recipe.block_size if replica.recipe is not None else DEFAULT_BLOCK_SIZE
         return LearnedKeys(block_size)
 
+    def rule(self, replica: Replica) -> HitRule | None:
+        """How a replica with several cache groups is hit; None where the length of one of full attention is all."""
+        return self._recognitions[replica.id].rule
+
     def chains(self, request: RouteRequest, replica: Replica) -> Sequence[Keys]:
         """The request's prompts in the replica's own keys; none when they cannot be hashed, or nobody knows them."""
         recipe = self.recipe(replica)
@@ -66,25 +73,45 @@ class Matcher:
         found: dict[ReplicaId, int] = {}
         if not request.reads_cache or not request.prompt_lengths:
             return found
-        groups: dict[tuple[Recipe | LearnedKeys, Lora | None], list[Replica]] = {}
+        kinds: dict[tuple[Recipe | LearnedKeys, Lora | None, HitRule | None], list[Replica]] = {}
         for replica in replicas:
             recipe = self.recipe(replica)
             if recipe is not None:
-                groups.setdefault((recipe, replica.adapter(request.model)), []).append(replica)
-        for (recipe, adapter), alike in groups.items():
+                kinds.setdefault((recipe, replica.adapter(request.model), self.rule(replica)), []).append(replica)
+        for (recipe, adapter, rule), alike in kinds.items():
             for chain, length in zip(request.hashes.chains(recipe, adapter), request.prompt_lengths, strict=False):
-                for holder, blocks in self._blocks(chain, usable_blocks(length, recipe.block_size), alike):
-                    found[holder] = found.get(holder, 0) + blocks * recipe.block_size
+                if rule is None:
+                    hits = self._plain(chain, length, recipe.block_size, alike)
+                else:
+                    hits = self._hybrid(chain, length, rule, alike)
+                for holder, tokens in hits:
+                    found[holder] = found.get(holder, 0) + tokens
         return found
 
-    def _blocks(self, chain: Keys, limit: int, replicas: Sequence[Replica]) -> list[tuple[ReplicaId, int]]:
+    def _hybrid(
+        self, chain: Keys, length: int, rule: HitRule, replicas: Sequence[Replica]
+    ) -> list[tuple[ReplicaId, int]]:
+        gpu = self._index.gpu
+        bits = {gpu.bit(replica.id): replica.id for replica in replicas}
+        hits = matches(rule, gpu, chain, length, list(bits), self._predicted.holders)
+        longest = max((tokens for _, tokens in hits), default=0)
+        keys = chain.keys(longest // rule.hash_size)
+        for groups, places in rule.kept(longest + 1):
+            for group in groups:
+                self._index.touch(group, [keys[at] for at in places])
+        return [(bits[bit], tokens) for bit, tokens in hits]
+
+    def _plain(
+        self, chain: Keys, length: int, block_size: int, replicas: Sequence[Replica]
+    ) -> list[tuple[ReplicaId, int]]:
         gpu = self._index.gpu
         bits = {gpu.bit(replica.id): replica for replica in replicas}
+        limit = usable_blocks(length, block_size)
         depths = gpu.depths(chain, limit, sum(bits), also=self._predicted.holders)
         deepest = max((blocks for _, blocks in depths), default=0)
         self._index.touch(0, chain.keys(deepest)[:deepest])
         return [
-            (replica.id, blocks - replica.has_eagle)
+            (replica.id, (blocks - replica.has_eagle) * block_size)
             for held, blocks in depths
             if blocks
             for bit, replica in bits.items()
@@ -95,7 +122,7 @@ class Matcher:
         """What the replica's own events say that it holds of the whole prompts; expectations do not count."""
         bit = self._index.gpu.bit(replica.id)
         held = self._index.gpu.groups.get(0, {})
-        recipe = self.recipe(replica)
+        recipe, rule = self.recipe(replica), self.rule(replica)
         missing: list[int] = []
         tokens = 0
         if recipe is None:
@@ -103,6 +130,10 @@ class Matcher:
         for chain, length in zip(self.chains(request, replica), request.prompt_lengths, strict=False):
             size, blocks = recipe.block_size, length // recipe.block_size
             keys = chain.keys(blocks)[:blocks]
+            if rule is not None:
+                missing += unnamed(rule, self._index.gpu, bit, keys, length)
+                tokens += dict(matches(rule, self._index.gpu, chain, length, [bit])).get(bit, 0)
+                continue
             lacking = [key for key in keys if not held.get(key, 0) & bit]
             leading = min(keys.index(lacking[0]) if lacking else len(keys), usable_blocks(length, size))
             tokens += max(0, leading - replica.has_eagle) * size

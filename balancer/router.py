@@ -20,6 +20,8 @@ from balancer.knowledge import FED, Losses, View, judge
 from balancer.matching import Holding, Matcher
 from balancer.policies.base import Policy
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from indexer.groups import Untold
+from indexer.hits import placed
 from indexer.index import GPU, MAX_BLOCKS, CacheIndex, ReplicaId
 from indexer.predicted import PredictedBlocks
 from indexer.recognition import KeyState, Recognition
@@ -76,11 +78,11 @@ class Router:
         """Add a replica or replace what is known of it."""
         self.fleet.put(replica)
         self.index.add(replica.id)
-        known = self.recognitions.get(replica.id)
+        known, untold = self.recognitions.get(replica.id), Untold(replica.has_eagle, replica.attention_chunk)
         if known is None:
-            self.recognitions[replica.id] = Recognition(replica.recipe, replica.adapters)
+            self.recognitions[replica.id] = Recognition(replica.recipe, replica.adapters, untold)
         else:
-            known.declare(replica.recipe, replica.adapters)
+            known.declare(replica.recipe, replica.adapters, untold)
         if replica.id not in self._losses:
             self._find_whole(replica.id)
         self._unjudged.add(replica.id)
@@ -122,9 +124,11 @@ class Router:
     def apply(self, replica: ReplicaId, events: Sequence[KVEvent]) -> None:
         """One scheduler step's events."""
         recognition = self.recognitions.get(replica)
-        if recognition is not None and recognition.state is not KeyState.PROVEN:
-            self._unjudged.add(replica)
+        if recognition is not None:
+            is_open, doubt = recognition.state is not KeyState.PROVEN, recognition.doubt
             events, is_void = recognition.read(events)
+            if is_open or recognition.doubt != doubt:
+                self._unjudged.add(replica)
             if is_void:
                 self._forget_blocks(replica)
                 self.healer.began(replica)
@@ -302,7 +306,9 @@ class Router:
         chains = self._matcher.chains(ended.request, decision.replica)
         if recipe is not None and chains:
             keys = chains[0].keys(decision.prompt_tokens // recipe.block_size)
-            self.healer.doubt(decision, actual, tuple(keys), recipe.block_size, ended.life, now)
+            self.healer.doubt(
+                decision, actual, tuple(keys), recipe.block_size, ended.life, now, self._matcher.rule(decision.replica)
+            )
 
     def _heed(self, finding: Finding) -> None:
         decision = finding.doubt.decision
@@ -328,6 +334,9 @@ class Router:
         losses = self._losses[replica.id]
         if replica.num_gpu_blocks is None or losses.is_overfull:
             return
+        rule = self._matcher.rule(replica)
+        if rule is not None and rule.has_parts_of_blocks:
+            return
         if self.index.gpu.copies(replica.id) >= replica.num_gpu_blocks:
             losses.is_overfull = True
             self.index.removal_means_gone.add(replica.id)
@@ -339,10 +348,10 @@ class Router:
         for event in events:
             if isinstance(event, BlockStored):
                 if event.medium in {None, GPU}:
-                    self.predicted.confirm(bit, event.block_hashes)
+                    self.predicted.confirm(bit, placed(event.group_idx or 0, event.block_hashes))
             elif isinstance(event, BlockRemoved):
                 if event.medium in {None, GPU}:
-                    self.predicted.deny(bit, event.block_hashes)
+                    self.predicted.deny(bit, placed(event.group_idx or 0, event.block_hashes))
             elif isinstance(event, AllBlocksCleared):
                 self.predicted.forget(bit)
                 self._find_whole(replica)

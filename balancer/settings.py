@@ -50,6 +50,8 @@ class ReplicaSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     data_parallel_size: int | None = None
     eagle: bool = False
     """The engine drafts with EAGLE or MTP: it computes the last block of every hit anew."""
+    attention_chunk: int | None = None
+    """Tokens in a chunk of chunked local attention (``attention_chunk_size`` in the model's config), which no engine tells."""
 
 
 class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,6 +231,10 @@ def _check(settings: Settings) -> None:
             )
         if replica.block_size is not None and replica.block_size < 1:
             raise ConfigError(f"replicas[{at}].block_size: {replica.block_size} is too small; it counts tokens")
+        if replica.attention_chunk is not None and replica.attention_chunk < 1:
+            raise ConfigError(
+                f"replicas[{at}].attention_chunk: {replica.attention_chunk} is too small; it counts tokens"
+            )
         if replica.data_parallel_size is not None and not 1 <= replica.data_parallel_size <= 1024:
             raise ConfigError(f"replicas[{at}].data_parallel_size: {replica.data_parallel_size} is not 1 to 1024")
         _check_ports(f"replicas[{at}]", replica)

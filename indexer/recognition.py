@@ -9,6 +9,9 @@ incarnation was hashed anew and agreed, with the recipe as declared or with one 
 *learned*: none agreed (a random root, a newer vLLM, another engine), or nobody says what to try; then its blocks get keys of
 our own, made from their tokens (``learned.py``). That needs no agreement at all, only the parents.
 
+A replica with several cache groups hashes in steps that all of their block sizes are multiples of: proof finds the step, too,
+and with it the rule of its hits (``hybrid.py``).
+
 Some events may disagree and refute nothing: those of vLLM before 0.18 do not say whether there was a salt, and an adapter may
 have been loaded from another path since. Only when several have disagreed, and none has agreed, are keys learned.
 """
@@ -28,17 +31,19 @@ from hashing.own import EXTRAS_FORM, LearnedKeys
 from hashing.recipes import Algorithm, Recipe
 from indexer.described import dense_tokens
 from indexer.events import BlockStored, KVEvent
+from indexer.groups import NOTHING, CacheGroups, GroupsImage, Untold
+from indexer.hybrid import HitRule, hash_sizes
 from indexer.index import GPU
 from indexer.learned import LearnedBlocks
-
-FULL_ATTENTION: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
-"""Values of ``kv_cache_spec_kind`` (vLLM 0.22 - 0.32) whose blocks are hit from block 0 on; older engines say nothing."""
 
 USUAL_SEEDS: Final = (None, "0", "42")
 """Values of PYTHONHASHSEED that are tried when the declared one does not agree: unset, and those of most guides."""
 
 MAX_DOUBTS: Final = 8
 """Different first blocks that disagree without proving anything, after which keys are learned."""
+
+MAX_STEPS: Final = 256
+"""Hashes within one block that are tried: hybrid models have blocks of some thousand tokens, hashed 16 or more at once."""
 
 
 class KeyState(StrEnum):
@@ -56,18 +61,19 @@ class RecognitionImage(msgspec.Struct, frozen=True):
     recipe: Recipe | None = None
     learned: LearnedKeys | None = None
     unplaced: int = 0
-    is_hybrid: bool = False
+    groups: GroupsImage = GroupsImage()
 
 
 class Recognition:
     """One replica's keys, read. Changes with ``declare``, ``read``, ``restore`` and ``forget``.
 
     ``declared`` is what the engine and the settings say, its root perhaps unknown; None when they do not say enough.
-    ``adapters`` are those that it serves, with their paths, which events do not tell.
+    ``adapters`` are those that it serves, with their paths, which events do not tell; nor do they tell ``untold``.
     """
 
-    def __init__(self, declared: Recipe | None, adapters: Sequence[Lora] = ()) -> None:
+    def __init__(self, declared: Recipe | None, adapters: Sequence[Lora] = (), untold: Untold = NOTHING) -> None:
         self.declared = declared
+        self.untold = untold
         self.adapters = {each.name: each for each in adapters}
         self.state: KeyState
         self.reason: str
@@ -76,27 +82,34 @@ class Recognition:
         """What prompts are hashed with; None while nothing is known that could be right."""
         self.learned: LearnedBlocks
         """Its blocks by names, as long as the recipe is not proven: so that nothing is missed if it never is."""
-        self.is_hybrid: bool
-        """Whether it has caches besides one of full attention, whose hits follow a rule of their own."""
+        self.groups: CacheGroups
+        """Its cache groups, as far as its events have told of them."""
+        self.rule: HitRule | None
+        """How they are hit; None where the length of one of full attention is all, and where nobody can say."""
+        self.doubt: str
+        """Why hits cannot be told from its groups, in words for an operator; empty where they can."""
         self.forget()
 
     def __repr__(self) -> str:
         return f"<Recognition {self.state}: {self.recipe}>"
 
-    def declare(self, recipe: Recipe | None, adapters: Sequence[Lora] = ()) -> None:
+    def declare(self, recipe: Recipe | None, adapters: Sequence[Lora] = (), untold: Untold = NOTHING) -> None:
         """The engine or the settings say otherwise now; what an event has shown stands until the next incarnation."""
+        self.untold = self.groups.untold = untold
         named = {each.name: each for each in adapters}
         is_news = (recipe, named) != (self.declared, self.adapters)
         self.declared, self.adapters, self.learned.adapters = recipe, named, named
         if is_news and self.state is KeyState.UNPROVEN:
             self._doubt_nothing()
+        self._judge_groups()
 
     def forget(self) -> None:
         """Another incarnation: perhaps of another version, certainly with an empty cache."""
         self.state = KeyState.UNPROVEN
         self.learned = LearnedBlocks(self.adapters)
-        self.is_hybrid = False
+        self.groups = CacheGroups(self.untold)
         self._doubt_nothing()
+        self._judge_groups()
 
     def _doubt_nothing(self) -> None:
         self.recipe, self.reason = _usable(self.declared), ""
@@ -108,17 +121,19 @@ class Recognition:
         if self.state is KeyState.UNPROVEN:
             return None
         recipe, learned = (None, self.recipe) if isinstance(self.recipe, LearnedKeys) else (self.recipe, None)
-        return RecognitionImage(self.reason, recipe, learned, self.unplaced, self.is_hybrid)
+        return RecognitionImage(self.reason, recipe, learned, self.unplaced, self.groups.export())
 
     def restore(self, image: RecognitionImage, learned: LearnedBlocks) -> None:
         """The same, in another process, with the names of blocks: as if its events had been read here."""
-        self.reason, self.is_hybrid = image.reason, image.is_hybrid
+        self.reason = image.reason
+        self.groups.restore(image.groups)
         self.recipe = image.learned or image.recipe
         self.state = KeyState.PROVEN if image.learned is None else KeyState.LEARNED
         self.learned = learned
         if image.learned is not None:
             learned.adapters, learned.hash_block_size = self.adapters, image.learned.block_size
             learned.restore_unplaced(image.unplaced)
+        self._judge_groups()
 
     @property
     def unplaced(self) -> int:
@@ -135,10 +150,15 @@ class Recognition:
 
         When it is, the events store all that is known to be there.
         """
+        is_news, before = self.groups.read(events), self.state
+        passed = self._read(events)
+        if is_news or self.state is not before:
+            self._judge_groups()
+        return passed
+
+    def _read(self, events: Sequence[KVEvent]) -> tuple[Sequence[KVEvent], bool]:
         if self.state is KeyState.PROVEN:
             return events, False
-        # Looked for only until the recipe is proven: vLLM announces all groups of a step in one batch.
-        self.is_hybrid = self.is_hybrid or any(map(_is_of_another_group, events))
         if self.state is KeyState.LEARNED:
             return self.learned.read(events), False
         self.state = found = self._look_for_proof(events)
@@ -151,14 +171,33 @@ class Recognition:
         self.recipe = LearnedKeys(self.learned.hash_block_size, self._tells_extras)
         return list(self.learned.restate()), True
 
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether it has caches besides one of full attention, whose hits follow a rule of their own."""
+        return self.groups.is_hybrid
+
+    def _judge_groups(self) -> None:
+        """What the groups that are known by now mean for hits."""
+        self.rule, self.doubt = None, ""
+        if not self.groups.is_hybrid:
+            return
+        if self.state is KeyState.UNPROVEN or self.recipe is None:
+            self.doubt = (
+                "it has other caches than one of full attention, and no event has shown yet how they are hashed"
+            )
+            return
+        self.rule = self.groups.rule(self.recipe.block_size)
+        self.doubt = self.groups.doubt(self.recipe.block_size)
+
     # Proof
 
     def _look_for_proof(self, events: Sequence[KVEvent]) -> KeyState:
         for event in events:
             if isinstance(event, BlockStored) and self._can_prove(event):
-                found = next((each for each in self._candidates(event.block_size) if self._agrees(each, event)), None)
+                found = next((each for each in self._candidates(event) if self._agrees(each, event)), None)
                 if found is not None:
-                    self.recipe, self.reason = found, _differences(self.declared, found)
+                    self.recipe = found
+                    self.reason = _differences(self.declared, found, "block_size" if self.groups.is_hybrid else "")
                     return KeyState.PROVEN
                 if self._is_refuted_by(event):
                     return KeyState.LEARNED
@@ -191,14 +230,17 @@ class Recognition:
     def _can_prove(self, event: BlockStored) -> bool:
         """Whether the event begins a prompt on the GPU: then its first hash depends on the recipe and on what is known.
 
-        Only group 0 counts, as in matching: others may have another block size. An adapter has to be one whose path is known.
+        An adapter has to be one whose path is known. Where a block may be hashed in steps, an image in it is of no use: which
+        of the steps it is in is not told.
         """
         if event.parent_block_hash is not None or not event.block_hashes:
             return False
-        if event.group_idx or event.medium not in {None, GPU} or not self._has_known_path(event):
+        if event.medium not in {None, GPU} or not self._has_known_path(event):
             return False
         try:
-            from_event(EXTRAS_FORM, _first_extra(event), None)
+            from_event(EXTRAS_FORM, extra := _first_extra(event), None)
+            if self.groups.is_hybrid and not all(isinstance(item, str) for item in extra or ()):
+                return False
             return dense_tokens(event) is not None
         except (UnhashableError, msgspec.MsgspecError):
             return False
@@ -213,26 +255,33 @@ class Recognition:
     def _agrees(self, candidate: Recipe, event: BlockStored) -> bool:
         """Whether the candidate gives the event's first hash; all others follow from it."""
         lora = None if event.lora_name is None else self.adapters.get(event.lora_name)
+        steps = event.block_size // candidate.block_size
+        if steps > MAX_STEPS:
+            return False
         try:
-            extra = from_event(candidate, _first_extra(event), lora)
-            tokens = event.tokens()[: candidate.block_size]
-            digests = hash_blocks(candidate, candidate.none_hash(), tokens, [extra])
+            extras = [from_event(candidate, _first_extra(event), lora)]
+            extras += [from_event(candidate, [event.lora_name] if event.lora_name else None, lora)] * (steps - 1)
+            tokens = event.tokens()[: event.block_size]
+            digests = hash_blocks(candidate, candidate.none_hash(), tokens, extras)
         except (RecipeError, UnhashableError):
             return False
-        return [key_of(digest) for digest in digests] == event.block_hashes[:1]
+        return [key_of(digest) for digest in digests[-1:]] == event.block_hashes[:1]
 
-    def _candidates(self, block_size: int) -> Iterator[Recipe]:
+    def _candidates(self, event: BlockStored) -> Iterator[Recipe]:
         """The declared recipe first, then what most often differs from it.
 
         Nothing without one: a first block may well show algorithm and root, but not in which form later extras are hashed.
         """
         if self.declared is None:
             return
-        yield msgspec.structs.replace(self.declared, block_size=block_size)
-        for algorithm, seed in product(get_args(Algorithm), (self.declared.seed, *USUAL_SEEDS)):
-            yield msgspec.structs.replace(
-                self.declared, algorithm=algorithm, seed=seed, root=None, block_size=block_size
-            )
+        sizes = [event.block_size]
+        if self.groups.is_hybrid:
+            together = [spec.block_size for spec in self.groups.specs.values() if spec.block_size > 0]
+            sizes = list(dict.fromkeys([*hash_sizes([event.block_size, *together], self.declared.block_size), *sizes]))
+        for size in sizes:
+            yield msgspec.structs.replace(self.declared, block_size=size)
+        for algorithm, seed, size in product(get_args(Algorithm), (self.declared.seed, *USUAL_SEEDS), sizes):
+            yield msgspec.structs.replace(self.declared, algorithm=algorithm, seed=seed, root=None, block_size=size)
 
 
 def _usable(declared: Recipe | None) -> Recipe | None:
@@ -243,13 +292,6 @@ def _usable(declared: Recipe | None) -> Recipe | None:
         return None
 
 
-def _is_of_another_group(event: KVEvent) -> bool:
-    """Whether the event is about anything but the one full-attention cache that most models have."""
-    if not isinstance(event, BlockStored) or (event.medium or GPU).upper() != GPU:
-        return False
-    return bool(event.group_idx) or event.kv_cache_spec_kind not in FULL_ATTENTION
-
-
 def _first_extra(event: BlockStored) -> Sequence[Any] | None:
     published = event.extras()
     if published is None:  # vLLM before 0.18 tells the adapter alone
@@ -257,7 +299,8 @@ def _first_extra(event: BlockStored) -> Sequence[Any] | None:
     return published[0] if published else None
 
 
-def _differences(declared: Recipe | None, found: Recipe) -> str:
-    names = [name for name in Recipe.__struct_fields__ if getattr(declared, name) != getattr(found, name)]
+def _differences(declared: Recipe | None, found: Recipe, but: str) -> str:
+    fields = (name for name in Recipe.__struct_fields__ if name != but)
+    names = [name for name in fields if getattr(declared, name) != getattr(found, name)]
     told = "; ".join(f"{name} is {getattr(found, name)!r}, not {getattr(declared, name)!r}" for name in names)
     return f"its first event says that {told}" if told else ""

@@ -22,6 +22,9 @@ def seen(declared: Recipe | None, *events: KVEvent) -> Recognition:
 
 
 SILENT = msgspec.structs.replace(told(TOKENS, RANDOM), extra_keys=NIL)  # as before vLLM 0.18
+WINDOW = msgspec.structs.replace(
+    told(TOKENS), group_idx=1, kv_cache_spec_kind="sliding_window", kv_cache_spec_sliding_window=8
+)
 ORPHAN = BlockStored([5, 6], 4, EMPTY, 4)
 
 STATES = {
@@ -39,13 +42,14 @@ STATES = {
     "with orphans": (
         seen(RECIPE, told(TOKENS, RANDOM), ORPHAN), {}, WELL, 0, Knowledge.PARTIAL, "2 blocks could not be placed; its hashes",
     ),
-    "hybrid": (
-        seen(RECIPE, told(TOKENS), msgspec.structs.replace(told(TOKENS), group_idx=1, kv_cache_spec_kind="sliding_window")),
-        {}, WELL, 0, Knowledge.PARTIAL, "sliding-window or other caches",
+    "hybrid": (seen(RECIPE, told(TOKENS), WINDOW), {}, WELL, 0, Knowledge.EXACT, "its recipe is proven"),
+    "hybrid without a rule": (
+        seen(RECIPE, told(TOKENS), msgspec.structs.replace(WINDOW, kv_cache_spec_sliding_window=None)),
+        {}, WELL, 0, Knowledge.PARTIAL, "does not tell its sliding window",
     ),
-    "sliding window only": (
-        seen(RECIPE, msgspec.structs.replace(told(TOKENS), kv_cache_spec_kind="sliding_window")),
-        {}, WELL, 0, Knowledge.PARTIAL, "sliding-window or other caches",
+    "hybrid and not proven": (
+        seen(RECIPE, msgspec.structs.replace(WINDOW, parent_block_hash=7)),
+        {}, WELL, 0, Knowledge.PARTIAL, "no event has shown yet how they are hashed",
     ),
     "learned": (seen(RECIPE, told(TOKENS, RANDOM)), {}, WELL, 0, Knowledge.LEARNED, "its hashes agree with no recipe"),
     "vague": (

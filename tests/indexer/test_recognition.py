@@ -125,7 +125,6 @@ CANNOT_PROVE: dict[str, KVEvent] = {
     "an adapter's, whose path is not told": stored(RANDOM, extras=Extras(lora=LORA)),
     "an adapter's without a number": stored(RANDOM, extras=Extras(lora=Lora("sql", "/sql"))),
     "an adapter's without a name (vLLM 0.11)": stored(RANDOM, lora_id=3),
-    "of another group": stored(RANDOM, group_idx=1),
     "of another tier": stored(RANDOM, medium="CPU"),
     "a placeholder": stored(RANDOM, token_ids=EMPTY, block_size=0),
     "without tokens": stored(RANDOM, token_ids=EMPTY),

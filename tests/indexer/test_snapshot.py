@@ -14,6 +14,8 @@ from hashing.own import LearnedKeys
 from indexer import snapshot
 from indexer.errors import SnapshotError
 from indexer.events import NIL, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from indexer.groups import GroupsImage
+from indexer.hybrid import GroupSpec
 from indexer.index import CacheIndex, ReplicaId, Tier
 from indexer.learned import NamesImage
 from indexer.recognition import KeyState, Recognition, RecognitionImage
@@ -26,12 +28,13 @@ A, B, C = (ReplicaId(name) for name in ("a", "b", "c"))
 CPU = Tier("CPU")
 CREATED = 1_000_000.0
 POSITION = Position(7, 3.5)
+GROUPS = GroupsImage((GroupSpec(0, "full_attention", 4), GroupSpec(1, "sliding_window", 4, 8)), (0,))
 
 Held = dict[tuple[ReplicaId, Tier, int], Counter[int]]
 
 
 def about(replica: ReplicaId, position: Position = POSITION) -> ReplicaImage:
-    return ReplicaImage(replica, b"notes", position, RecognitionImage("why", RECIPE, unplaced=0, is_hybrid=True))
+    return ReplicaImage(replica, b"notes", position, RecognitionImage("why", RECIPE, groups=GROUPS))
 
 
 def image(index: CacheIndex, *replicas: ReplicaImage) -> Image:

@@ -1,10 +1,7 @@
 """The simulated replica against vLLM's own scheduler: the same operations, and after each one the same state and events."""
 
-import json
-import subprocess
 from collections import Counter, deque
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,20 +12,10 @@ from hashing.recipes import Recipe
 from indexer.events import BlockStored, KVEvent
 from simulations.engine import Engine, EngineConfig, EngineRequest, ScheduledStep
 from simulations.sequences import TokenPrompt
-from tests.real.environment import vllm_python
+from tests.real.records import run_scheduler
 from tests.real.vllm_scheduler import Case, Operation, Record, make_case
 
 pytestmark = pytest.mark.real
-
-SCRIPT = Path(__file__).with_name("vllm_scheduler.py")
-
-
-def ask_vllm(case: Case) -> list[Record]:
-    done = subprocess.run(
-        [vllm_python(), SCRIPT], input=json.dumps(case), capture_output=True, text=True, check=False, timeout=600
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 class Replay:
@@ -103,7 +90,7 @@ class Replay:
 def compare(case: Case) -> Counter[str]:
     """Assert that both do the same, operation by operation; returns what happened on the way."""
     seen: Counter[str] = Counter()
-    theirs = ask_vllm(case)
+    theirs = run_scheduler(case)
     for at, (their, our) in enumerate(zip(theirs, Replay(case).records(), strict=True)):
         assert our == their, f"record {at} of {len(theirs)} ({their['op']})"
         seen.update(what_happened(their))

@@ -6,15 +6,11 @@ by then: what the index predicts is what the scheduler found. Run by ``scripts/t
 """
 
 import functools
-import json
 import random
-import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from balancer.matching import usable_blocks
@@ -25,12 +21,11 @@ from indexer.events import AllBlocksCleared, KVEvent
 from indexer.index import CacheIndex, ReplicaId
 from indexer.stream import Apply, EventStream, Replay, Step
 from indexer.wire import decode
-from tests.real.environment import vllm_python
+from tests.real.records import as_counter, as_sent, run_scheduler
 from tests.real.vllm_scheduler import Case, Record, make_case
 
 pytestmark = pytest.mark.real
 
-SCRIPT = Path(__file__).with_name("vllm_scheduler.py")
 STEPS = 1000
 ONE, ANOTHER = ReplicaId("one"), ReplicaId("another")
 
@@ -48,19 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
 def recorded(name: str) -> tuple[Case, list[Record]]:
     """The case and what vLLM did with it; asked for once, however many tests look at it."""
     case = make_case(steps=STEPS, **CASES[name])
-    command = [str(vllm_python()), str(SCRIPT), "--lookups"]
-    done = subprocess.run(command, input=json.dumps(case), capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return case, [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def as_sent(record: Record) -> bytes | None:
-    """The payload that vLLM's publisher would send at the end of this step; None when there is nothing to say."""
-    return msgspec.msgpack.encode([1_764_000_000.25, record["events"], 0]) if record["events"] else None
-
-
-def as_counter(record: Record) -> Counter[int]:
-    return Counter(dict(record["cached"]))
+    return case, run_scheduler(case, "--lookups")
 
 
 class Lookups:

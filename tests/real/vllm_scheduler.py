@@ -24,7 +24,8 @@ needs the standard library alone::
 - ``{"op": "complete", "events": [event, ...], "cached": [[key, copies], ...], "tokens": {id: token}, "cached_tokens": {id: n},
   "finished": {id: reason}, "has_work": bool, "queries": n, "hits": n, "preemptions": n}``: ``events`` is the batch that is
   published with this step (empty: none is), each in vLLM's map form; ``cached`` is ``BlockPool.cached_block_hash_to_block`` at
-  that moment, sorted, keys in 64 bits: an index that has applied all batches so far holds the same, whatever is in flight.
+  that moment, sorted, keys in 64 bits, all groups together: an index that has applied all batches so far holds the same,
+  whatever is in flight.
 - ``{"op": "lookup", "id", "tokens": n, "events": n, "hit": n}``, with ``--lookups`` only, before the ``schedule`` that made
   it: the request had ``tokens`` tokens, prompt and outputs, of which the cache had ``hit``; by then ``events`` events had
   been queued for the next batch. Requests that do not read the cache make none; those that are preempted or cannot be
@@ -39,14 +40,18 @@ import sys
 import tempfile
 from collections import Counter, deque
 from collections.abc import Iterator
+from math import lcm
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 Operation = dict[str, Any]
 Record = dict[str, Any]
 
 
 class Config(TypedDict):
+    """``groups`` are those of ``vllm_groups.py``; without any there is one, of full attention. ``retention`` is vLLM's
+    ``prefix_cache_retention_interval``."""
+
     block_size: int
     num_gpu_blocks: int
     max_num_batched_tokens: int
@@ -54,6 +59,9 @@ class Config(TypedDict):
     max_model_len: int
     async_scheduling: bool
     reserve_full_prompt: bool
+    groups: NotRequired[list[dict[str, Any]]]
+    hash_size: NotRequired[int]
+    retention: NotRequired[int]
 
 
 class Case(TypedDict):
@@ -222,7 +230,7 @@ class _Judge:
 
         hash_function = get_hash_fn_by_name("sha256")
         init_none_hash(hash_function)
-        self._hasher = get_request_block_hasher(config["block_size"], hash_function)
+        self._hasher = get_request_block_hasher(config.get("hash_size", config["block_size"]), hash_function)
         self._scheduler = _make_scheduler(config)
         self._recorder = self._scheduler.kv_event_publisher = _Recorder()
         self._outputs: dict[str, list[int]] = {}
@@ -359,21 +367,20 @@ class _Judge:
         from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
 
         table = self._scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block._cache
-        return Counter(
-            {
-                maybe_convert_block_hash(get_block_hash(name)): len(held) if isinstance(held, dict) else 1
-                for name, held in table.items()
-            }
-        )
+        cached: Counter[int] = Counter()
+        for name, held in table.items():
+            key = maybe_convert_block_hash(get_block_hash(name))
+            cached[key] += len(held) if isinstance(held, dict) else 1
+        return cached
 
 
 def _make_scheduler(config: Config) -> Any:
-    import torch
     from vllm.config import CacheConfig, KVEventsConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.structured_output import StructuredOutputManager
+    from vllm_groups import make_groups  # type: ignore[import-not-found]  # beside this file, where no package is
 
     with tempfile.TemporaryDirectory() as folder:
         _write_model(Path(folder), config["max_model_len"])
@@ -399,16 +406,20 @@ def _make_scheduler(config: Config) -> Any:
     # The CPU platform switches it off while the config is made (vLLM 0.32.0, vllm/platforms/cpu.py); GPUs leave it on.
     vllm_config.scheduler_config.async_scheduling = config["async_scheduling"]
     vllm_config.cache_config.num_gpu_blocks = config["num_gpu_blocks"]
-    spec = FullAttentionSpec(block_size=config["block_size"], num_kv_heads=1, head_size=8, dtype=torch.float32)
+    groups = config.get("groups") or [{"kind": "full_attention", "block_size": config["block_size"]}]
+    mamba = [group.get("mode", "align") for group in groups if group["kind"] == "mamba"]
+    vllm_config.cache_config.mamba_cache_mode = mamba[0] if mamba else "none"
     return (AsyncScheduler if config["async_scheduling"] else Scheduler)(
         vllm_config=vllm_config,
         kv_cache_config=KVCacheConfig(
             num_blocks=config["num_gpu_blocks"],
             kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+            kv_cache_groups=make_groups(groups),
+            prefix_cache_retention_interval=config.get("retention"),
         ),
         structured_output_manager=StructuredOutputManager(vllm_config),
-        block_size=config["block_size"],
+        block_size=lcm(*(group["block_size"] for group in groups)),
+        hash_block_size=config.get("hash_size"),
         log_stats=True,
     )
 
