@@ -109,6 +109,13 @@ class Dealer(_Socket):
         self.asked: int | None = None
         """The sequence number asked for, until the question is served or lost."""
         self.wire: deque[Frames] = deque()
+        self.ends_at: tuple[int, int] | None = None
+        """The engine's life and how many batches it had published, when the answer has an end."""
+
+    @property
+    def was_read(self) -> bool:
+        """Whether the whole answer was taken in."""
+        return not self.wire and not self.inbox
 
     def send_multipart(self, frames: Frames) -> None:
         empty, start = frames

@@ -27,6 +27,7 @@ def _variant(recipe: Recipe, **changes: Any) -> Recipe:
 KINDS = (
     Kind("as declared", PLAIN, PLAIN),
     Kind("another seed than declared", _variant(PLAIN, seed="42"), PLAIN, num_gpu_blocks=20),
+    Kind("a seed that nobody tries", _variant(PLAIN, seed="77"), PLAIN),
     Kind("random root", SILENT, SILENT, version="0.28.0", has_random_root=True),
     Kind("nothing declared", _variant(PLAIN, block_size=8), None),
     Kind("short buffer", _variant(PLAIN, block_size=8), _variant(PLAIN, block_size=8), buffer=6),
@@ -104,9 +105,9 @@ class Story:
     def abort(self, draw: Random) -> None:
         self.world.abort(self.replica(draw), draw)
 
-    def restart(self, draw: Random) -> None:
+    def restart(self, draw: Random, replica: ReplicaId | None = None) -> None:
         """Often with as many batches unheard as the life before had sent: the numbers then go on without a gap."""
-        replica = self.replica(draw)
+        replica = replica or self.replica(draw)
         before = self.world.publishers[replica].life
         asks = before.asks() or [self.ask(draw)]
         self.world.restart(replica, draw)
@@ -116,6 +117,17 @@ class Story:
             if not life.process.has_work:
                 self.world.send(replica, draw.choice([draw.choice(asks), self.ask(draw)]))
             self.world.work(replica)
+
+    def restart_at_once(self, draw: Random) -> None:
+        """Nobody has looked before the next process is there, and has said nothing yet or just as much."""
+        replica = self.replica(draw)
+        self.world.work(replica)
+        self.restart(draw, replica)
+        if draw.random() < 0.5:
+            self.world.read(replica)
+        self.world.join(replica)
+        self.world.read(replica)
+        self.world.drain(100)
 
     def become_another(self, draw: Random) -> None:
         """The address is given to another engine; the gateway's probes notice sooner or later."""
@@ -136,6 +148,15 @@ class Story:
 
     def lose_live(self, draw: Random) -> None:
         self.world.work(self.replica(draw), arrives=False)
+
+    def lose_the_last(self, draw: Random) -> None:
+        """Nothing follows that would leave a gap."""
+        replica = self.replica(draw)
+        self.world.send(replica, self.ask(draw))
+        while self.world.publishers[replica].life.process.has_work:
+            self.world.work(replica, arrives=draw.random() < 0.7)
+            self.world.breathe(replica)
+        self.world.settle()
 
     def lose_on_the_way(self, draw: Random) -> None:
         sub = self.world.sub(self.replica(draw))
@@ -247,9 +268,11 @@ WEIGHTS: dict[Callable[[Story, Random], None], float] = {
     Story.reset: 1,
     Story.abort: 2,
     Story.restart: 1,
+    Story.restart_at_once: 0.5,
     Story.become_another: 0.0,
     Story.write_nonsense: 0.1,
     Story.lose_live: 2,
+    Story.lose_the_last: 0.2,
     Story.lose_on_the_way: 2,
     Story.repeat_or_swap: 0.5,
     Story.part: 1,

@@ -56,6 +56,9 @@ class World:
         self.queue: deque[tuple[ReplicaId, Step]] = deque()
         self.subscriptions: dict[ReplicaId, Subscription] = {}
         self._leases: dict[tuple[ReplicaId, int, str], int] = {}
+        self._answered: dict[
+            ReplicaId, tuple[int, int]
+        ] = {}  # how far a publisher was, by the last whole answer: life, batches
         for replica in self.publishers:
             self.put(replica)
 
@@ -95,7 +98,10 @@ class World:
     def read(self, replica: ReplicaId) -> None:
         """The reader's thread looks at the replica's sockets."""
         if replica in self.subscriptions:
+            dealer = self.dealer(replica)
             self._look(replica, Subscription.read)
+            if dealer is not None and dealer.is_closed and dealer.was_read and dealer.ends_at is not None:
+                self._answered[replica] = dealer.ends_at
 
     def pass_time(self, seconds: float) -> None:
         """Time passes: the reader's thread and the router do what is due."""
@@ -245,6 +251,7 @@ class World:
         dealer.wire.extend(frames for at, frames in enumerate(answer) if at not in lost)
         if has_end:
             dealer.wire.append(life.end_of_answer())
+            dealer.ends_at = life.number, life.sent
 
     def breathe(self, replica: ReplicaId) -> None:
         """All is well for a moment: what is on its way arrives, and is read."""
@@ -294,6 +301,11 @@ class World:
         life = publisher.lives[told]
         sequence = (subscription.stream.next_sequence or 0) - 1
         assert sequence < life.sent, f"{replica} is {view.state} at batch {sequence}, of which this life knows nothing"
+        number, sent = self._answered.get(replica, (told, 0))
+        if number == told and not life.is_doubtful:
+            assert sequence >= sent - 1, (
+                f"{replica} is {view.state} at batch {sequence}, and was told that there are {sent}"
+            )
         self._check_held(replica, view, life, sequence)
         if not len(self.router.predicted):
             self._check_matches(replica, life, sequence)
@@ -336,6 +348,8 @@ class World:
         life, view = publisher.life, self.router.view(replica, self.now)
         assert not self.queue
         if view.state.is_promise:
+            bit = self.router.index.gpu.bit(replica)
+            assert not any(bits & bit for bits in self.router.predicted.holders.values()), f"{replica} is waited for"
             assert subscription.stream.next_sequence == (life.sent or subscription.stream.next_sequence)
             self.seen["settled as known"] += 1
             return
