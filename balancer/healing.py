@@ -183,6 +183,10 @@ class Healer:
             implied = [key for key in found if not held.get(key, 0) & bit]
         if not implied:
             return Finding(doubt, Cause.ROUTING, "blocks were stored before the request was computed")
+        if any(self._index.gpu.was_removed_lately(replica.id, key) for key in unnamed):
+            return Finding(
+                doubt, Cause.ROUTING, "blocks were stored before the request was computed, and evicted since"
+            )
         if self._index.has_other_tiers(replica.id):
             return Finding(doubt, Cause.INDEX, "blocks came from another tier, which predictions leave out")
         self._predicted.remember(bit, implied, replica.num_gpu_blocks or REMEMBERED_BLOCKS)

@@ -224,7 +224,7 @@ class Router:
             del self._settling[lease]
             self.predicted.drop(lease)
         for finding in self.healer.tick(now):
-            self._heed(finding)
+            self._heed(finding, now)
         for live in self.fleet:
             self._count_copies(live.replica)
         self._unjudged.update(self._losses)
@@ -300,6 +300,7 @@ class Router:
             return
         if self.audit.compare(decision, actual):
             if losses.confirmed():
+                self.predicted.forget_remembered(self.index.gpu.bit(decision.replica.id))
                 self._unjudged.add(decision.replica.id)
             return
         recipe = self._matcher.recipe(decision.replica)
@@ -310,15 +311,20 @@ class Router:
                 decision, actual, tuple(keys), recipe.block_size, ended.life, now, self._matcher.rule(decision.replica)
             )
 
-    def _heed(self, finding: Finding) -> None:
+    def _heed(self, finding: Finding, now: float) -> None:
         decision = finding.doubt.decision
-        losses = self._losses.get(decision.replica.id)
+        replica = decision.replica.id
+        losses = self._losses.get(replica)
         if losses is None or finding.cause is not Cause.INDEX:
             return
-        if decision.is_predicted:
-            losses.contradicted()
-        if finding.correction is Correction.DROPPED:
-            self.orders.append(Resync(decision.replica.id, finding.reason))
+        if self.view(replica, now).state.is_promise:  # else events are known to be missing, which may explain it
+            if decision.is_predicted:
+                losses.contradicted()
+                self._unjudged.add(replica)
+            else:  # what was missing when it was decided has come since
+                self.predicted.forget_remembered(self.index.gpu.bit(replica))
+        if finding.correction in {Correction.DROPPED, Correction.LEARNED}:
+            self.orders.append(Resync(replica, finding.reason))
 
     def _remember(self, ended: _Open) -> None:
         """A replica that does not tell all: what a finished request has left there is remembered until it says otherwise."""

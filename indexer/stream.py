@@ -87,7 +87,9 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
             case Apply(batches):
                 lost = self.lost_batches
                 for batch in batches:
-                    lost = 0 if lost and _clears(batch) else lost + bool(batch.skipped)
+                    if lost and _clears(batch):
+                        lost = 0
+                    lost += bool(batch.skipped)
                 return Position(self.next_sequence + len(batches), batches[-1].timestamp, lost)
             case Lost(first, last):
                 return Position(last + 1, None, self.lost_batches + last - first + 1)

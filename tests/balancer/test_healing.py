@@ -223,6 +223,40 @@ def test_blocks_stored_before_the_request_was_computed_are_no_error_of_the_index
     assert state(owner)[0] is Knowledge.EXACT
 
 
+def test_blocks_that_were_stored_before_and_evicted_since_are_not_remembered() -> None:
+    owner = router()
+    ask(owner, PROMPT, 40, 0.0, *events(stored(PROMPT), BlockRemoved(KEYS)))
+    assert causes(owner) == {Cause.ROUTING: 1}
+    assert corrections(owner) == {}
+    assert cached(owner, PROMPT) == 0
+
+
+def test_a_contradiction_is_not_held_against_a_replica_of_which_events_are_missing_meanwhile() -> None:
+    owner = router()
+    decision = owner.route(request(PROMPT), 0.0, 0.0)
+    owner.observe(A, [Standing(is_connected=True, is_complete=False)])
+    owner.release(decision.lease, Outcome.OK, 0.0, Truth(prompt_tokens=len(PROMPT), cached_tokens=40))
+    owner.tick(SETTLE_SECONDS)
+    assert decision.is_predicted
+    assert corrections(owner) == {Correction.LEARNED: 1}
+    assert [order.replica for order in owner.orders] == [A]
+    owner.observe(A, [Standing(is_connected=True, is_complete=True)])
+    assert state(owner)[0] is Knowledge.EXACT
+    assert cached(owner, PROMPT) == 0
+
+
+def test_nothing_is_remembered_of_a_replica_that_has_become_exact_meanwhile() -> None:
+    owner = router()
+    owner.observe(A, [Standing(is_connected=True, is_complete=False)])
+    decision = owner.route(request(PROMPT), 0.0, 0.0)
+    owner.observe(A, [Standing(is_connected=True, is_complete=True)])
+    owner.release(decision.lease, Outcome.OK, 0.0, Truth(prompt_tokens=len(PROMPT), cached_tokens=40))
+    owner.tick(SETTLE_SECONDS)
+    assert not decision.is_predicted
+    assert state(owner)[0] is Knowledge.EXACT
+    assert cached(owner, PROMPT) == 0
+
+
 def test_what_comes_from_another_tier_is_not_taken_for_gpu_blocks() -> None:
     owner = router()
     owner.observe(A, events(msgspec.structs.replace(stored(PROMPT), medium="CPU")))

@@ -197,10 +197,14 @@ class Story:
     def serve_badly(self, draw: Random) -> None:
         """A pipe that is full drops what comes next, be it the end; seldom one that lies about its beginning."""
         first = 0 if draw.random() < 0.05 else 1
-        lost = [at for at in range(first, 30) if draw.random() < 0.3]
-        if draw.random() < 0.3:
-            lost += range(draw.randint(1, 6), 1_000)
-        self.world.serve(self.replica(draw), lost, has_end=draw.random() < 0.6)
+        if draw.random() < 0.5:
+            lost = [at for at in range(first, 30) if draw.random() < 0.3]
+        else:
+            lost = list(range(draw.randint(first, 6), 1_000))
+        replica = self.replica(draw)
+        self.world.serve(replica, lost, has_end=draw.random() < 0.6)
+        if draw.random() < 0.5:
+            self.world.breathe(replica)
 
     def carry_answer(self, draw: Random) -> None:
         dealer = self.world.dealer(self.replica(draw))
@@ -251,8 +255,16 @@ class Story:
     def put(self, draw: Random) -> None:
         self.world.put(self.replica(draw))
 
+    def save(self, draw: Random) -> None:
+        self.world.save()
+
     def restart_gateway(self, draw: Random) -> None:
+        if draw.random() < 0.6:
+            self.world.save()
         self.world.start_gateway()
+
+    def subscribe_anew(self, draw: Random) -> None:
+        self.world.subscribe_anew(self.replica(draw))
 
     def settle(self, draw: Random) -> None:
         self.world.settle()
@@ -288,6 +300,8 @@ WEIGHTS: dict[Callable[[Story, Random], None], float] = {
     Story.pass_time: 4,
     Story.remove: 0.3,
     Story.put: 2,
-    Story.restart_gateway: 0.2,
+    Story.save: 0.3,
+    Story.restart_gateway: 0.3,
+    Story.subscribe_anew: 0.2,
     Story.settle: 0.3,
 }

@@ -13,14 +13,18 @@ from typing import Any, Final, cast
 
 from balancer.core import Outcome, Replica, RouteRequest, Truth
 from balancer.errors import RequestError
+from balancer.facts import Described, EventSource
+from balancer.handover import Handover
 from balancer.hashes import PromptHashes
 from balancer.knowledge import Knowledge, View
 from balancer.policies.base import make
 from balancer.router import Router
 from indexer.index import ReplicaId
+from indexer.recognition import KeyState
+from indexer.snapshot import Image, write
 from indexer.sources.subscription import TICK, ReaderSettings, Subscription, UselessPublisher
 from indexer.sources.subscription import Publisher as Address
-from indexer.stream import Apply, Forget, Standing, Step
+from indexer.stream import Apply, Forget, Lost, Position, Standing, Step
 from tests.support.network import Dealer, Network, Sub
 from tests.support.publisher import ADAPTER, GPU, Ask, Kind, Life, Publisher, Start, Stepped
 from tests.support.routing import MODEL
@@ -43,40 +47,70 @@ class World:
         self.seen: Counter[str] = Counter()
         """What has happened and what was judged: a world in which nothing happens proves nothing."""
         self._steps = 0
+        self._saved = b""  # the last snapshot
+        self._had_lost: frozenset[ReplicaId] = frozenset()
         self._cached: dict[tuple[ReplicaId, int, str], int] = {}  # what engines have said of requests that still run
         self.start_gateway()
 
     # The gateway
 
     def start_gateway(self) -> None:
-        """A new process, which knows nothing; the one before is gone."""
+        """A new process, which knows nothing but what was saved last; the one before is gone."""
         for subscription in getattr(self, "subscriptions", {}).values():
             subscription.close()
         self.router = Router(make("cache_aware"), "cache_aware")
+        self.handover = Handover(self.router, [f"http://{replica}" for replica in self.publishers])
         self.queue: deque[tuple[ReplicaId, Step]] = deque()
         self.subscriptions: dict[ReplicaId, Subscription] = {}
         self._leases: dict[tuple[ReplicaId, int, str], int] = {}
         self._answered: dict[
             ReplicaId, tuple[int, int]
-        ] = {}  # how far a publisher was, by the last whole answer: life, batches
+        ] = {}  # how far a publisher was by the last whole answer: life, batches
+        self._has_lost = set(self._had_lost) if self._saved else set[ReplicaId]()
+        if self._saved:
+            restoration = self.handover.restoration(0.0)
+            restoration.feed(self._saved)
+            self.seen["blocks restored"] += self.handover.accept(restoration.finish())
         for replica in self.publishers:
             self.put(replica)
 
+    def save(self) -> None:
+        """A snapshot is made; gateways that start from now on begin with it."""
+        taking = self.handover.take(self.now)
+        while True:
+            try:
+                next(taking)
+            except StopIteration as end:
+                image: Image = end.value
+                break
+        self._saved = b"".join(write(image)) if image.replicas else b""
+        self._had_lost = frozenset(self._has_lost)
+
     def put(self, replica: ReplicaId) -> None:
         """A replica is found, or found to be another one."""
-        self.router.put(self._described(replica))
+        described = self._described(replica)
+        self.router.put(described.replica)
+        resume, _ = self.handover.adopt(described)
         if replica not in self.subscriptions:
-            self.router.observe(replica, [Standing()])
+            self.router.observe(replica, [Standing(is_restored=resume is not None)])
+            self._subscribe(replica, resume)
+
+    def subscribe_anew(self, replica: ReplicaId) -> None:
+        """As when the engine's metrics tell that its process has begun anew."""
+        if replica in self.subscriptions:
+            self._unsubscribe(replica)
             self._subscribe(replica)
 
-    def _subscribe(self, replica: ReplicaId) -> None:
+    def _subscribe(self, replica: ReplicaId, resume: Position | None = None) -> None:
         publisher, network = self.publishers[replica], cast(Any, self.network)
         replay = None if publisher.kind.buffer is None else f"{publisher.address}/replay"
-        self.subscriptions[replica] = Subscription(network, Address(replica, publisher.address, replay), SETTINGS)
+        self.subscriptions[replica] = Subscription(
+            network, Address(replica, publisher.address, replay), SETTINGS, resume
+        )
 
-    def _described(self, replica: ReplicaId) -> Replica:
-        kind = self.publishers[replica].kind
-        return Replica(
+    def _described(self, replica: ReplicaId) -> Described:
+        kind, address = self.publishers[replica].kind, self.publishers[replica].address
+        known = Replica(
             id=replica,
             endpoint=f"http://{replica}",
             models=(MODEL, ADAPTER.name),
@@ -84,6 +118,7 @@ class World:
             recipe=kind.declared,
             num_gpu_blocks=kind.num_gpu_blocks,
         )
+        return Described(known, EventSource(0, address, None if kind.buffer is None else f"{address}/replay", ""), ())
 
     def remove(self, replica: ReplicaId) -> None:
         """A replica is gone, while steps of it may be queued."""
@@ -132,6 +167,10 @@ class World:
         for _ in range(min(count, len(self.queue))):
             replica, step = self.queue.popleft()
             self.seen[type(step).__name__] += 1
+            if isinstance(step, Lost) or (isinstance(step, Apply) and step.batches[0].skipped):
+                self._has_lost.add(replica)
+            elif isinstance(step, Forget):
+                self._has_lost.discard(replica)
             self.router.observe(replica, [step])
 
     def _queue(self, replica: ReplicaId, steps: Sequence[Step]) -> None:
@@ -312,7 +351,7 @@ class World:
 
     def _check_held(self, replica: ReplicaId, view: View, life: Life, sequence: int) -> None:
         for tier, truth in life.truth(sequence).items():
-            if tier != GPU and self.router.positions[replica].lost_batches:
+            if tier != GPU and replica in self._has_lost:
                 continue  # a clear makes up for what was lost of the GPU alone
             table = self.router.index.tiers.get(tier)
             held = Counter[int]() if table is None else table.held(replica)
@@ -370,7 +409,12 @@ class World:
             yield "replays that lied or never came"
         if self.router.losses[replica].contradictions:
             yield "events that came after what they explain"
-        if self.router.recognitions[replica].recipe is None:
+        recognition = self.router.recognitions[replica]
+        if recognition.recipe is None:
             yield "no event has shown how it hashes"
+        if recognition.state is KeyState.UNPROVEN and recognition.reason:
+            yield "events that disagree and prove nothing"
+        if recognition.unplaced and replica in self._has_lost:
+            yield "blocks of other tiers, whose place was lost with the batches that told it"
         if not life.release.num_stored_fields >= 8 and not self.publishers[replica].kind.declared:
             yield "its events tell no salts"
