@@ -201,6 +201,8 @@ class Recognition:
                     return KeyState.PROVEN
                 if self._is_refuted_by(event):
                     return KeyState.LEARNED
+            elif not self.reason and _has_odd_tokens(event):
+                self.reason = "its events name tokens in a form that no prompt has (pairs, as of some draft models)"
         return KeyState.UNPROVEN
 
     def _is_refuted_by(self, event: BlockStored) -> bool:
@@ -290,6 +292,16 @@ def _usable(declared: Recipe | None) -> Recipe | None:
         return declared if declared is not None and declared.none_hash() else None
     except RecipeError:
         return None
+
+
+def _has_odd_tokens(event: KVEvent) -> bool:
+    if not isinstance(event, BlockStored) or event.group_idx or event.medium not in {None, GPU}:
+        return False
+    try:
+        event.tokens()
+    except msgspec.MsgspecError:
+        return True
+    return False
 
 
 def _first_extra(event: BlockStored) -> Sequence[Any] | None:

@@ -124,7 +124,11 @@ def test_code_named_in_documents_exists() -> None:
             r"`((?:hashing|indexer|balancer|simulations|tests)/[\w/.]+)(?:::([\w.]+))?`", document.read_text()
         ):
             assert (ROOT / path).exists(), f"{document.name} names {path}, which is not there"
-            if name:
+            if path.startswith("tests/") and name:
+                assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.M), (
+                    f"{document.name}: no {path}::{name}"
+                )
+            elif name:
                 module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
                 assert reduce(getattr, name.split("."), module), f"{document.name}: {path} has no {name}"
 
@@ -146,3 +150,11 @@ def test_readme_names_the_paths_that_are_forwarded() -> None:
     for path, kind in openai.PATHS.items():
         if kind is not openai.Kind.OPAQUE:
             assert f"`{path}`" in text
+
+
+def test_every_field_failure_has_its_tests() -> None:
+    rows = re.findall(r"^\| (.*?) \| (.*?) \|$", (DOCS / "field-failures.md").read_text(), re.M)
+    faults = [(what, tests) for what, tests in rows if what not in {"what went wrong", "---"} and set(what) != {"-"}]
+    assert len(faults) > 40
+    for what, tests in faults:
+        assert re.search(r"`tests/[\w/.]+::test_\w+`", tests), f"nothing keeps this from happening: {what}"

@@ -260,6 +260,35 @@ def test_a_giant_costs_itself_alone(start: Start, reader: EventReader, received:
     assert (status.counters["events_skipped"], status.counters["connections"], received.skipped) == (1, 1, 1)
 
 
+# A consumer that is busy ----------------------------------------------------------------------------------------------
+
+
+def test_what_comes_while_the_consumer_is_busy_is_not_lost(start: Start) -> None:
+    received = Received()
+    may_go_on = threading.Event()
+
+    def deliver(replica: ReplicaId, steps: list[Step]) -> None:
+        received.deliver(replica, steps)
+        assert not received.applied[A] or may_go_on.wait(20)
+
+    publisher = start(has_replay=False)
+    reader = EventReader(deliver, SETTINGS)
+    try:
+        subscribe(reader, publisher)
+        while not received.applied[A]:
+            publisher.publish(batch(-1.0))
+            threading.Event().wait(0.02)
+        times = [float(number) for number in range(20_000)]
+        for time in times:
+            publisher.publish(batch(time))
+        may_go_on.set()
+        received.wait(lambda: received.applied[A][-1:] == times[-1:])
+        assert [time for time in received.applied[A] if time >= 0] == times
+    finally:
+        may_go_on.set()
+        reader.close()
+
+
 # A replay without an end ----------------------------------------------------------------------------------------------
 
 

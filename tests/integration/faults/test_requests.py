@@ -1,0 +1,102 @@
+"""What clients send, against what the engine makes of it: every form of the same prompt finds the same blocks."""
+
+import asyncio
+import json
+
+import aiohttp
+import pytest
+
+from balancer.core import Knowledge
+from simulations.fake_engine import running
+from tests.support.engines import MODEL, Fleet, config, fleet
+from tests.support.gateways import close, gateway, post, split
+from tests.support.waiting import eventually, run
+
+IDS = list(range(300, 370))  # 70 tokens: four blocks of 16, and 6 more
+CHAT = {"messages": [{"role": "user", "content": "Tell me of caches, and of their blocks. " * 4}]}
+
+
+async def generate(over: Fleet, ids: list[int], max_tokens: int = 1) -> tuple[str, int, list[int]]:
+    """Tokens in and out, as (replica, predicted cached tokens, generated ids)."""
+    body = {"token_ids": ids, "sampling_params": {"max_tokens": max_tokens, "ignore_eos": True}}
+    headers, answer = await over.post("/inference/v1/generate", body)
+    return (
+        headers["x-kvlb-replica"],
+        int(headers["x-kvlb-cached-tokens"]),
+        json.loads(answer)["choices"][0]["token_ids"],
+    )
+
+
+def test_what_an_engine_has_generated_counts_in_the_next_turn() -> None:
+    async def check() -> None:
+        async with fleet(config(), config()) as over:
+            home, _, generated = await generate(over, IDS, 100)
+            assert len(generated) == 100
+            await over.settle()
+            again, predicted, _ = await generate(over, [*IDS, *generated, 7, 8, 9])
+            # The last token that it generated was never computed on, so its block may still be short of it.
+            assert (again, predicted) == (home, (70 + 99) // 16 * 16)
+            await over.settle()
+            changed = [*generated[:20], 5, *generated[21:]]  # as when a template leaves out part of an answer
+            assert (await generate(over, [*IDS, *changed, 7]))[:2] == (home, (70 + 20) // 16 * 16)
+            assert over.exact_share()[0] == over.exact_share()[1]
+
+    run(check())
+
+
+def test_rendered_chats_sent_as_tokens_find_what_the_chat_has_left() -> None:
+    async def check() -> None:
+        async with fleet(config(), config()) as over:
+            headers, _ = await over.post("/v1/chat/completions", {**CHAT, "max_tokens": 1})
+            await over.settle()
+            _, answer = await over.post("/v1/chat/completions/render", CHAT)
+            ids = json.loads(answer)["token_ids"]
+            home, predicted, _ = await generate(over, ids)
+            assert home == headers["x-kvlb-replica"]
+            assert predicted == (len(ids) - 1) // 16 * 16 > 0
+
+    run(check())
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 129, "a@b", "a/b", "a\\b", "a\0b"])
+def test_a_salt_that_engines_refuse_is_theirs_to_refuse(salt: str) -> None:
+    async def check() -> None:
+        async with fleet(config()) as over:
+            body = json.dumps({"model": MODEL, "prompt": IDS, "max_tokens": 1, "cache_salt": salt, "request_id": "r"})
+            through = split(await over.front.exchange(post("/v1/completions", body.encode())))
+            host, _, port = over.engines[0].url.removeprefix("http://").rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(post("/v1/completions", body.encode()))
+            direct = split(await reader.read())
+            await close(writer)
+            assert through[0] == direct[0]
+            assert over.front.is_idle()
+
+    run(check())
+
+
+def test_after_a_gateways_restart_repeats_stay_where_they_are_although_nothing_can_be_replayed() -> None:
+    """The engines are warm and announce nothing again: what is unknown is not taken for a certain miss for ever."""
+
+    async def check() -> None:
+        prompts = [[at + 300] * 70 for at in range(8)]
+        quiet = config(replay_port=None)
+        async with running(quiet) as one, running(quiet) as two, aiohttp.ClientSession() as client:
+            urls = [one.url, two.url]
+            async with gateway(urls) as front:
+                over = Fleet([one, two], front, client)
+                await eventually(lambda: sum(each.is_connected for each in front.service.publishers().values()) == 2)
+                for prompt in prompts:
+                    await over.complete(prompt)
+            async with gateway(urls) as front:
+                over = Fleet([one, two], front, client)
+                await eventually(lambda: sum(each.is_connected for each in front.service.publishers().values()) == 2)
+                assert {
+                    front.service.router.view(live.replica.id, 0.0).state for live in front.service.router.fleet
+                } == {Knowledge.PARTIAL}
+                homes = [(await over.complete(prompt))[0] for prompt in prompts]
+                again = [await over.complete(prompt) for prompt in prompts]
+                assert [home for home, _, _ in again] == homes
+                assert [(predicted, actual) for _, predicted, actual in again] == [(64, 64)] * len(prompts)
+
+    run(check())
