@@ -1,5 +1,7 @@
 """Runs in vLLM's interpreter: vLLM 0.32.0's own ``ZmqEventPublisher``, on the two ports given, driven by lines on stdin.
 
+The third argument is the host of the events' endpoint: ``*`` listens, any other connects. The first line is what it then tells.
+
 Each line is a number: so many batches of one stored event with 64 blocks of 16 tokens (about 5 kB). When they are published
 and buffered, the number of all batches so far goes to stdout. Timestamps are the sequence numbers. Never knows kvlb.
 """
@@ -32,8 +34,9 @@ def batch(sequence):
 
 
 def main():
-    events, replay = sys.argv[1:]
-    publisher = ZmqEventPublisher(0, endpoint=f"tcp://*:{events}", replay_endpoint=f"tcp://*:{replay}")
+    events, replay, host = sys.argv[1:]
+    publisher = ZmqEventPublisher(0, endpoint=f"tcp://{host}:{events}", replay_endpoint=f"tcp://*:{replay}")
+    print(publisher.get_publisher_config().endpoint, flush=True)
     published = 0
     for line in sys.stdin:
         for _ in range(int(line)):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from balancer import facts
 from indexer.index import CacheIndex, ReplicaId
 from indexer.sources.vllm import EventReader, Publisher, ReaderSettings
 from indexer.stream import Apply, Standing, Step
@@ -22,14 +23,18 @@ pytestmark = pytest.mark.real
 
 
 class RealPublisher:
-    def __init__(self) -> None:
+    def __init__(self, host: str = "*") -> None:
         self.events, self.replay = free_ports(2)
         self.process = subprocess.Popen(
-            [vllm_python(), Path(__file__).with_name("publish_events.py"), str(self.events), str(self.replay)],
+            [vllm_python(), Path(__file__).with_name("publish_events.py"), str(self.events), str(self.replay), host],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
+        assert self.process.stdout is not None
+        while "tcp://" not in (line := self.process.stdout.readline()) or " " in line.strip():
+            assert line, "the publisher has ended"
+        self.told = line.strip()
 
     def publish(self, count: int) -> None:
         """Returns when they are sent and in the replay buffer."""
@@ -125,3 +130,26 @@ def test_what_a_full_buffer_has_thrown_away_is_told(publisher: RealPublisher) ->
     assert consumer.applied == [float(sequence) for sequence in range(500, BUFFERED + 500)]
     assert [(step.first, step.last) for step in consumer.others] == [(0, 499)]  # type: ignore[union-attr]
     assert not status.is_complete
+
+
+def test_a_publisher_without_a_wildcard_connects_and_tells_so() -> None:
+    publisher = RealPublisher("localhost")
+    consumer = Index()
+    reader = EventReader(consumer.deliver)
+    try:
+        assert facts.dials(publisher.told)
+        publisher.publish(50)
+        address = f"tcp://127.0.0.1:{publisher.events}"
+        reader.add(Publisher(A, address, f"tcp://127.0.0.1:{publisher.replay}", is_dialling=True))
+        consumer.wait_for(50)
+        publisher.publish(50)
+        consumer.wait_for(100)
+        assert consumer.applied == [float(sequence) for sequence in range(100)]
+        assert reader.status()[A].counters["connections"] == 1
+    finally:
+        reader.close()
+        publisher.stop()
+
+
+def test_a_publisher_with_a_wildcard_is_not_taken_for_one_that_connects(publisher: RealPublisher) -> None:
+    assert not facts.dials(publisher.told)

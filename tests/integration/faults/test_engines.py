@@ -217,6 +217,29 @@ def test_a_replica_that_publishes_nothing_is_told_once_and_serves_on(
     run(check())
 
 
+def test_a_silent_subscription_is_made_anew() -> None:
+    """Whatever has made it deaf: who is on the other side of a subscription is asked again."""
+
+    async def check() -> None:
+        publisher = FakePublisher()
+        try:
+            source = {"enable_kv_cache_events": True, "endpoint": publisher.events, "replay_endpoint": publisher.replay}
+            paths = {"/kv_event_sources": json.dumps({"0": source}).encode()}
+            async with upstream(paths=paths) as replica, gateway([replica.url]) as front:
+                (live,) = front.service.router.fleet
+                standings = front.service.router._standings
+                await eventually(lambda: standings[live.replica.id].is_complete)
+                lives = front.service._pulses._lives
+                before = lives[live.replica.id]
+                await ask(front.url, SILENT_AFTER)
+                await eventually(lambda: lives[live.replica.id] > before)
+                await eventually(lambda: standings[live.replica.id].is_complete)
+        finally:
+            publisher.stop()
+
+    run(check())
+
+
 def test_a_replica_that_publishes_is_not_called_silent(caplog: pytest.LogCaptureFixture) -> None:
     async def check() -> None:
         async with fleet(config(num_gpu_blocks=4096)) as over:
