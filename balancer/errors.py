@@ -11,7 +11,9 @@ asserts. Errors of libraries are translated into these at the edge, in one place
         |-- BodyTooLarge       413
         |-- UnknownEncoding    415
         |-- UnknownModel       404
+        |-- UnknownInstance    404  nothing of this name is registered
         |-- UnknownPath        404
+        |-- Conflict           409  the place is taken
         |-- NoReplica          503  nothing can serve this now (with Retry-After)
         |-- UpstreamFailed     502  the replica broke off before its first byte, and no other one was left
         `-- UpstreamTimeout    504
@@ -73,6 +75,18 @@ class UnknownModel(RequestError):
     status = 404
     type = "invalid_request_error"
     code = "model_not_found"
+
+
+class UnknownInstance(RequestError):
+    status = 404
+    type = "invalid_request_error"
+    code = "unknown_instance"
+
+
+class Conflict(RequestError):
+    status = 409
+    type = "invalid_request_error"
+    code = "conflict"
 
 
 class UnknownPath(RequestError):

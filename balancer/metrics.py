@@ -10,13 +10,12 @@ from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from balancer.audit import ERROR_BOUNDS
 from balancer.core import Decision, Outcome
 from balancer.errors import RequestError
 from balancer.fleet import Status
-from balancer.knowledge import Knowledge
+from balancer.index_metrics import IndexCollector
 from balancer.service import RouterService
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody here reads
@@ -81,16 +80,16 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _RouterCollector(Collector):
+class _RouterCollector(IndexCollector):
     """Looks up, at the moment of reading, what the router and the event reader know."""
 
     def __init__(self, service: RouterService) -> None:
+        super().__init__(service)
         self._service = service
 
     def collect(self) -> Iterable[Metric]:
         yield from self._replicas()
-        yield from self._index()
-        yield from self._events()
+        yield from super().collect()
         yield from self._audit()
         yield from self._tokenizer()
         yield from self._snapshot()
@@ -119,84 +118,7 @@ class _RouterCollector(Collector):
             silent.add_metric(name, self._service.silence.unheard(live.replica.id))
             for each in Status:
                 status.add_metric([*name, each], float(live.status is each))
-        return [in_flight, queued, silent, status, self._knowledge()]
-
-    def _knowledge(self) -> Metric:
-        states = GaugeMetricFamily(
-            "kvlb_cache_knowledge",
-            "1 for how much is known of the replica's cache: exact, learned, partial, blind.",
-            labels=["replica", "state"],
-        )
-        router, now = self._service.router, time.monotonic()
-        for live in router.fleet:
-            view = router.view(live.replica.id, now)
-            for each in Knowledge:
-                states.add_metric([live.replica.id, each], float(view.state is each))
-        return states
-
-    def _index(self) -> Iterable[Metric]:
-        blocks = GaugeMetricFamily(
-            "kvlb_index_blocks", "Different blocks that the replica holds, by tier.", labels=["replica", "tier"]
-        )
-        copies = GaugeMetricFamily(
-            "kvlb_index_copies",
-            "Physical blocks named by hashes; on GPU at most num_gpu_blocks - 1.",
-            labels=["replica", "tier"],
-        )
-        unknown = CounterMetricFamily(
-            "kvlb_index_unknown_removals", "Removals of blocks that were never stored, by tier.", labels=["tier"]
-        )
-        dropped = CounterMetricFamily(
-            "kvlb_index_dropped_events",
-            "Batches of replicas that had been removed, and events of tiers beyond the 32nd or cache groups beyond the 256th.",
-        )
-        size = GaugeMetricFamily(
-            "kvlb_index_size_blocks", "Different blocks in the index, each counted once in each tier and cache group."
-        )
-        most = GaugeMetricFamily("kvlb_index_max_blocks", "The most that the index will ever hold of them.")
-        evicted = CounterMetricFamily(
-            "kvlb_index_evicted_blocks", "Blocks that were let go because that limit was reached."
-        )
-        index = self._service.router.index
-        for tier, table in index.tiers.items():
-            for replica in index.replicas:
-                blocks.add_metric([replica, tier.label], table.blocks(replica))
-                copies.add_metric([replica, tier.label], table.copies(replica))
-            unknown.add_metric([tier.label], table.unknown_removals)
-        dropped.add_metric([], index.events_dropped)
-        size.add_metric([], index.size)
-        most.add_metric([], index.max_blocks)
-        evicted.add_metric([], index.evicted)
-        return [blocks, copies, unknown, dropped, size, most, evicted]
-
-    def _events(self) -> Iterable[Metric]:
-        connected = GaugeMetricFamily(
-            "kvlb_events_connected", "1 while the event subscription stands.", labels=["replica"]
-        )
-        complete = GaugeMetricFamily(
-            "kvlb_events_complete", "1 while every event of the engine's life has been applied.", labels=["replica"]
-        )
-        incarnations = CounterMetricFamily(
-            "kvlb_events_restarts", "Restarts of the engine that were noticed.", labels=["replica"]
-        )
-        age = GaugeMetricFamily(
-            "kvlb_events_last_age_seconds", "Seconds since the last live batch.", labels=["replica"]
-        )
-        counts = CounterMetricFamily(
-            "kvlb_events",
-            "What happened on the event stream: batches, gaps, replays, replays_unanswered, lost_batches, duplicates, "
-            "events_skipped, malformed_messages, foreign_topics, messages_of_two_connections, connections.",
-            labels=["replica", "what"],
-        )
-        for replica, status in self._service.publishers().items():
-            connected.add_metric([replica], float(status.is_connected))
-            complete.add_metric([replica], float(status.is_complete))
-            incarnations.add_metric([replica], status.incarnation)
-            if status.last_event_age is not None:
-                age.add_metric([replica], status.last_event_age)
-            for what, count in status.counters.items():
-                counts.add_metric([replica, what], count)
-        return [connected, complete, incarnations, age, counts]
+        return [in_flight, queued, silent, status]
 
     def _audit(self) -> Iterable[Metric]:
         labels = ["replica", "model"]

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import re
+from collections import Counter
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,11 @@ import pytest
 
 from balancer import errors, openai
 from balancer.checks import CHECKS
-from balancer.commands import serve
+from balancer.commands import index, serve
+from balancer.index_service import bodies
+from balancer.index_service.page import MetricsPage
+from balancer.index_service.paths import IndexPaths
+from balancer.index_service.service import IndexService
 from balancer.metrics import Metrics
 from balancer.policies import base
 from balancer.service import RouterService
@@ -78,6 +83,28 @@ def test_every_flag_of_what_examines_is_documented(name: str) -> None:
 
 def test_every_check_is_documented_in_its_order() -> None:
     assert re.findall(r"^\| `([a-z]+)` \|", (DOCS / "doctor.md").read_text(), re.M) == list(CHECKS)
+
+
+def test_the_index_service_is_documented() -> None:
+    text = (DOCS / "index-service.md").read_text()
+    parser = argparse.ArgumentParser(add_help=False)
+    index.configure(parser)
+    assert [flag for action in parser._actions for flag in action.option_strings if f"`{flag}`" not in text] == []
+    service = IndexService(Settings())
+    service.publishers = dict  # type: ignore[method-assign]
+    for path, methods in IndexPaths(service, Counter()).routes().items():
+        for method in methods:
+            assert f"`{method} {path}`" in text
+    page = MetricsPage(service, Counter({("/query", 200): 1})).text().decode()
+    known = text + (DOCS / "metrics.md").read_text()
+    for name, kind in re.findall(r"^# TYPE (kvlb_\S+) (\w+)$", page, re.M):
+        assert f"`{name}` | {kind} |" in known
+
+
+def test_every_field_of_a_registration_is_documented() -> None:
+    text = (DOCS / "index-service.md").read_text()
+    for field in msgspec.structs.fields(bodies._Registration):
+        assert f"`{field.name}`" in text
 
 
 def test_every_policy_is_documented_with_its_settings() -> None:

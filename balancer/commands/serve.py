@@ -6,20 +6,18 @@ Knows flags, files, signals and the listening socket. What is wrong with any of 
 import argparse
 import asyncio
 import contextlib
-import errno
 import logging
 import math
-import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from balancer import settings as settings_module
 from balancer.commands import Command
+from balancer.commands.listening import LOG_LEVELS, begin_logging, bind, url_of
 from balancer.commands.loop import run_loop, stop_signal
 from balancer.errors import BalancerError, ConfigError
 from balancer.gateway.app import build_app
@@ -57,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="another gateway, whose index is taken over at the start; repeat it",
     )
-    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    parser.add_argument("--log-level", default="info", choices=LOG_LEVELS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,26 +63,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"--startup-timeout: {args.startup_timeout:g} cannot be used; give a number of seconds above 0"
         )
-    logging.basicConfig(
-        level=args.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(message)s", force=True
-    )
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
-    logging.getLogger("aiohttp.server").addFilter(_shorten)
+    begin_logging(args.log_level)
     sys.path.append("")  # a policy of one's own may lie in the folder that kvlb is started from
     settings = read_settings(args)
     run_loop(_serve(settings, args.startup_timeout))
     return 0
-
-
-def _shorten(record: logging.LogRecord) -> bool:
-    """What a client got wrong in HTTP itself is a line in the log, not a traceback of the parser."""
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, HttpProcessingError):
-        told = ascii(" ".join(error.message.split()))[1:-1]  # it quotes the client, who may write what he likes
-        record.msg, record.args = f"{record.getMessage()}: {told}", ()
-        record.exc_info = None
-        record.levelno, record.levelname = logging.WARNING, "WARNING"
-    return True
 
 
 def read_settings(args: argparse.Namespace) -> Settings:
@@ -165,7 +148,7 @@ async def running(settings: Settings) -> AsyncIterator[tuple[RouterService, str]
     Raises:
         ConfigError: the address cannot be bound.
     """
-    with _bind(settings) as listener:
+    with bind(settings.server) as listener:
         service = RouterService(settings)
         runner = web.AppRunner(
             build_app(service),
@@ -178,41 +161,10 @@ async def running(settings: Settings) -> AsyncIterator[tuple[RouterService, str]
         try:
             await runner.setup()
             await web.SockSite(runner, listener, backlog=4096).start()
-            host, port = listener.getsockname()[:2]
-            yield service, f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            yield service, url_of(listener)
         finally:
             await runner.cleanup()
             await service.stop()
-
-
-def _bind(settings: Settings) -> socket.socket:
-    """The listening socket: bound before anything else is started, so that its error is the only line."""
-    server = settings.server
-    if not _is_name(server.host):
-        raise ConfigError(f"server.host: {server.host[:40]!a} is no address; give one of this machine with --host")
-    try:
-        family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
-        return socket.create_server((server.host, server.port), family=family, backlog=4096)
-    except OSError as error:
-        raise _not_bound(settings, error) from error
-
-
-def _is_name(host: str) -> bool:
-    """Whether it can be asked for at all: what cannot makes Python's own server leave its socket open."""
-    try:
-        host.encode("idna")
-    except UnicodeError:
-        return False
-    return "\0" not in host
-
-
-def _not_bound(settings: Settings, error: OSError) -> ConfigError:
-    host = settings.server.host if settings.server.host.isprintable() else ascii(settings.server.host)
-    where = f"{host}:{settings.server.port}"
-    if error.errno == errno.EADDRINUSE:
-        return ConfigError(f"server.port: {where} is in use; choose another one with --port")
-    reason = (error.strerror or str(error)).partition(" (while")[0]
-    return ConfigError(f"server.host: cannot listen on {where}: {reason}; give an address of this machine with --host")
 
 
 command = Command(

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from balancer import openai
 from balancer.errors import NoReplica, RequestError, UnknownModel, UnknownPath
-from balancer.gateway import audit, debug, snapshot
+from balancer.gateway import audit, debug, index_api, snapshot
 from balancer.gateway.proxy import Proxy, canonical, error_response
 from balancer.metrics import Metrics
 from balancer.service import RouterService
@@ -40,6 +40,7 @@ def build_app(service: RouterService) -> web.Application:
     debug.add_routes(app, service)
     audit.add_routes(app, service)
     snapshot.add_routes(app, service.warm)
+    index_api.add_routes(app, service)
     return app
 
 

@@ -10,7 +10,9 @@ from balancer.errors import BalancerError, ConfigError, RequestError
 STATUS = {
     "BadRequest": 400,
     "UnknownModel": 404,
+    "UnknownInstance": 404,
     "UnknownPath": 404,
+    "Conflict": 409,
     "BodyTooLarge": 413,
     "UnknownEncoding": 415,
     "UpstreamFailed": 502,

@@ -1,6 +1,5 @@
 """The command ``kvlb`` as users run it: processes, ports, signals, exit codes and what stands on the terminal."""
 
-import contextlib
 import json
 import os
 import signal
@@ -9,66 +8,13 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from simulations.demo import free_ports
-
-ROOT = Path(__file__).parents[2]
-SECONDS = 30.0
-
-
-@contextlib.contextmanager
-def started(*words: str) -> Iterator["subprocess.Popen[str]"]:
-    """A process of ours; it is ended, at the latest, with the block."""
-    command = [sys.executable, "-m", "balancer", *words]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
-
-def finished(*words: str) -> tuple[int, list[str]]:
-    """(exit code, lines on stderr) of a process that ends by itself."""
-    with started(*words) as process:
-        _, told = process.communicate(timeout=SECONDS)
-        return process.returncode, told.splitlines()
-
-
-def stopped(process: "subprocess.Popen[str]", number: int = signal.SIGTERM) -> tuple[int, str]:
-    """(exit code, stderr) of a process that is asked to end."""
-    process.send_signal(number)
-    _, told = process.communicate(timeout=SECONDS)
-    return process.returncode, told
-
-
-def ask(url: str, body: dict[str, Any] | None = None) -> tuple[Any, dict[str, str]]:
-    """(body, headers) of a good answer."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=SECONDS) as response:
-        content = response.read()
-        return json.loads(content) if content else None, dict(response.headers)
-
-
-def wait_for(url: str, process: "subprocess.Popen[str]") -> None:
-    """Return once the address answers with 200."""
-    until = time.monotonic() + SECONDS
-    while True:
-        try:
-            ask(url)
-        except OSError:
-            assert process.poll() is None, process.stderr.read() if process.stderr else ""
-            assert time.monotonic() < until, f"{url} does not answer"
-            time.sleep(0.02)
-        else:
-            return
+from tests.support.processes import ROOT, SECONDS, ask, finished, started, stopped, wait_for
 
 
 def serve(*flags: str) -> Sequence[str]:

@@ -7,7 +7,8 @@ import pytest
 from aiohttp.http_exceptions import BadHttpMessage
 
 from balancer import settings
-from balancer.commands.serve import _bind, _shorten, command
+from balancer.commands.listening import _shorten, bind
+from balancer.commands.serve import command
 from balancer.errors import ConfigError
 
 
@@ -26,7 +27,7 @@ def test_what_a_client_got_wrong_is_one_line_of_plain_characters(told: str) -> N
 @pytest.mark.parametrize("host", ["é" * 90, "\udcff", "a\0b", "a\nb", "é" * 90 + "::"])
 def test_a_host_that_is_no_name_is_one_line(host: str) -> None:
     with pytest.raises(ConfigError, match=r"^server\.host: ") as caught:
-        _bind(settings.convert({"server": {"host": host, "port": 0}}))
+        bind(settings.convert({"server": {"host": host, "port": 0}}).server)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 400
 

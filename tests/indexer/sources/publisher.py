@@ -26,10 +26,12 @@ class FakePublisher:
         pause: float = 0.0,
         host: str = "127.0.0.1",
         dials: str | None = None,
+        keeps: int | None = None,
     ) -> None:
         """``drops``: per replay, the sequences that get lost; ``drops_end``: so many first replays have no end marker.
 
         ``pause`` is in seconds, before each batch of a replay. ``dials``: where it connects to instead of listening.
+        ``keeps``: how many of the last batches it can replay; all when None.
         """
         self.topic = topic
         self.asked: list[int] = []
@@ -40,6 +42,7 @@ class FakePublisher:
         self._pause = pause
         self._host = host
         self._dials = dials
+        self._keeps = keeps
         self._ports: dict[int, int] = {}
         self._kinds = [zmq.PUB, zmq.ROUTER] if has_replay else [zmq.PUB]
         self.start()
@@ -63,7 +66,7 @@ class FakePublisher:
         self._thread.start()
 
     def _bind(self, kind: int) -> "zmq.Socket[bytes]":
-        sock = self._context.socket(kind)
+        sock = self._context.socket(zmq.XPUB if kind == zmq.PUB else kind)  # XPUB is PUB that tells who subscribes
         sock.setsockopt(zmq.LINGER, 0)
         sock.setsockopt(zmq.SNDHWM, 0)
         sock.setsockopt(zmq.IPV6, ":" in self._host)
@@ -80,6 +83,12 @@ class FakePublisher:
         self._stopping.set()
         self._thread.join()
         self._context.destroy(0)
+
+    def wait_subscribed(self, seconds: float = 10.0) -> None:
+        """Return once somebody has subscribed: what is published from here on is heard."""
+        pub = self._sockets[zmq.PUB]
+        assert pub.poll(round(seconds * 1000)), "nobody subscribes"
+        pub.recv()
 
     def publish(self, payload: bytes, *, is_lost: bool = False) -> None:
         with self._lock:
@@ -106,7 +115,8 @@ class FakePublisher:
     def _answer(self, router: Any, identity: bytes, start: int) -> None:
         drops = self._drops.pop(0) if self._drops else set()
         with self._lock:
-            kept = list(enumerate(self.buffer))[start:]
+            first = start if self._keeps is None else max(start, len(self.buffer) - self._keeps)
+            kept = list(enumerate(self.buffer))[first:]
         topic = [self.topic] if self._has_topic_in_replay else []
         for sequence, payload in kept:
             if self._pause:

@@ -1,0 +1,1 @@
+"""HTTP for paths that must cost little: whole requests in, whole answers or pieces out."""

@@ -1,0 +1,1 @@
+"""The index alone, as a service for routers that are not kvlb."""

@@ -1,0 +1,122 @@
+"""What the index service answers, in the shapes that clients of Dynamo's standalone indexer read.
+
+Knows matches, registrations and their state. Never knows bodies or sockets. Figures are tokens; the keys of JSON objects are
+the instances and ranks in decimal, as the peers have them.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from balancer.core import PrefixHashes, Replica
+from balancer.index_service.bodies import Query
+from balancer.index_service.workers import Status, Subscription, Workers
+from balancer.lookup import match, tiers_in_order
+from hashing.extras import Lora
+from indexer.index import ReplicaId, Tier
+
+
+def scores(workers: Workers, query: Query, hashes: PrefixHashes, now: float) -> dict[str, Any]:
+    """``POST /query`` and ``/query_by_hash``.
+
+    ``scores``: instance -> rank -> tokens on its GPU, where there are any. ``instances``: instance -> what it has in all, the
+    tokens reached when each further tier is used (``cpu``, ``disk``), and ``status`` where a rank is not ``active``.
+
+    Raises:
+        UnknownModel: nobody is registered for this model and tenant.
+    """
+    subscriptions = workers.subscriptions(query.scope)
+    router = workers.router
+    adapter = None if query.lora is None else Lora(query.lora)
+    replicas = [replica for _, each in subscriptions for replica in each.replicas.values()]
+    found = match(router.index, router.recognitions, replicas, hashes, lambda _: adapter)
+    answer: dict[str, Any] = {"scores": {}, "frequencies": [], "instances": {}}
+    if not found:
+        return answer
+    cpu_at, disk_at = _columns(tiers_in_order(router.index))
+    for name, subscription in subscriptions:
+        for replica in subscription.replicas.values():
+            each = found.get(replica.id)
+            if each is not None:
+                _add(answer, name, str(replica.rank), each.tokens, cpu_at, disk_at)
+                status, view = workers.status(subscription, replica, now)
+                if status is not Status.ACTIVE:
+                    answer["instances"][name].setdefault("status", {})[str(replica.rank)] = f"{status}: {view.reason}"
+    return answer
+
+
+def _columns(tiers: Sequence[Tier]) -> tuple[int, int]:
+    """Where in a match the figures stand that the peers call cpu and disk: theirs is a fixed set of tiers."""
+    cpu = max(at for at, tier in enumerate(tiers) if at == 0 or (tier.medium == "CPU" and not tier.locality))
+    return cpu, len(tiers) - 1
+
+
+def _add(answer: dict[str, Any], name: str, rank: str, tokens: Sequence[int], cpu_at: int, disk_at: int) -> None:
+    gpu = tokens[0]
+    if gpu:
+        answer["scores"].setdefault(name, {})[rank] = gpu
+    instance = answer["instances"].setdefault(name, {"longest_matched": 0, "gpu": 0, "dp": {}, "cpu": 0, "disk": 0})
+    for key, value in (
+        ("longest_matched", tokens[-1]),
+        ("gpu", gpu),
+        ("cpu", tokens[cpu_at]),
+        ("disk", tokens[disk_at]),
+    ):
+        instance[key] = max(instance[key], value)
+    instance["dp"][rank] = gpu
+
+
+def listing(workers: Workers, now: float) -> list[dict[str, Any]]:
+    """``GET /workers``: every instance with its listeners, and what is wrong with each."""
+    return [_instance(workers, subscriptions, now) for subscriptions in workers.instances()]
+
+
+_WORST_FIRST = (Status.DISCONNECTED, Status.SUSPECT, Status.PENDING, Status.ACTIVE)
+
+
+def _instance(workers: Workers, subscriptions: Sequence[Subscription], now: float) -> dict[str, Any]:
+    listeners = {
+        str(replica.rank): _listener(workers, subscription, replica, now)
+        for subscription in subscriptions
+        for replica in subscription.replicas.values()
+    }
+    registration = subscriptions[0].registration
+    return {
+        "instance_id": registration.instance,
+        "source": "zmq",
+        "status": min((each["status"] for each in listeners.values()), key=_WORST_FIRST.index),
+        "model_name": registration.scope.model,
+        "tenant_id": registration.scope.tenant,
+        "routing_group": registration.scope.tenant,
+        "block_size": registration.block_size or 0,
+        "endpoints": {str(each.registration.rank): each.registration.endpoint for each in subscriptions},
+        "listeners": listeners,
+    }
+
+
+def _listener(workers: Workers, subscription: Subscription, replica: Replica, now: float) -> dict[str, Any]:
+    router = workers.router
+    registration = subscription.registration
+    status, view = workers.status(subscription, replica, now)
+    listener: dict[str, Any] = {
+        "endpoint": registration.endpoint,
+        "status": status,
+        "knowledge": view.state,
+        "reason": view.reason,
+        "blocks": {tier.label: table.blocks(replica.id) for tier, table in router.index.tiers.items()},
+    }
+    warnings = list(_warnings(workers, subscription, replica.id))
+    if warnings:
+        listener["warnings"] = warnings
+    return listener
+
+
+def _warnings(workers: Workers, subscription: Subscription, replica: ReplicaId) -> Iterator[str]:
+    registration = subscription.registration
+    recipe = workers.router.recognitions[replica].recipe
+    said = registration.block_size
+    if said and recipe is not None and recipe.block_size != said:
+        yield f"registered with block_size {said}, but the engine has blocks of {recipe.block_size}; the engine is believed"
+    if registration.replay is None:
+        yield "no replay_endpoint: what was cached before the registration is unknown, and lost events stay lost"
+    if subscription.misfiled:
+        yield f"{subscription.misfiled} batches name a rank that cannot be one; filed under {registration.rank}"

@@ -1,0 +1,250 @@
+"""Bodies of the index service's paths -> what they ask for.
+
+Knows the shapes that clients of NVIDIA Dynamo's standalone indexer (1.0 - 1.6) and of Mooncake's indexer RFC (#1403) send, and
+the fields that kvlb adds. Never knows who is registered. A field that is not known here is not looked at; one that is known and
+cannot be used is refused with its name and what would be right.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import Any, Final, get_args
+
+import msgspec
+
+from balancer.errors import BadRequest, ConfigError
+from balancer.json_bodies import decode
+from balancer.settings import check_endpoint
+from hashing.chain import pack
+from hashing.errors import RecipeError, UnhashableError
+from hashing.recipes import Algorithm, Recipe
+
+DEFAULT_TENANT: Final = "default"
+
+MAX_NAME: Final = 1024
+"""Longest name of a model, a tenant or an instance."""
+
+MAX_RANK: Final = 1023
+"""Highest data-parallel rank that is filed."""
+
+MAX_BLOCK_SIZE: Final = 1 << 20
+
+DOCUMENT: Final = "docs/index-service.md"
+
+
+class _Scoped(msgspec.Struct, kw_only=True):
+    """What every body may name: whose caches are meant."""
+
+    model_name: str | None = None
+    model: str | None = None
+    """The RFC's word for it."""
+    tenant_id: str | int | None = None
+    routing_group: str | None = None
+    """Dynamo's newer word for the tenant."""
+
+    def scope(self) -> "Scope":
+        """Raises ``BadRequest``: no model, or two tenants."""
+        model = self.model_name or self.model
+        if not model:
+            raise BadRequest("model_name: missing; name the model that the engines serve", param="model_name")
+        tenants = {str(each) for each in (self.tenant_id, self.routing_group) if each not in {None, ""}}
+        if len(tenants) > 1:
+            raise BadRequest(
+                "routing_group: it is another word for tenant_id, which says otherwise; give one of them",
+                param="routing_group",
+            )
+        tenant = tenants.pop() if tenants else DEFAULT_TENANT
+        _check_name("model_name", model)
+        _check_name("tenant_id", tenant)
+        return Scope(model, tenant)
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """Caches of one model and tenant never answer for those of another."""
+
+    model: str
+    tenant: str = DEFAULT_TENANT
+
+
+class _Registration(_Scoped, kw_only=True):
+    instance_id: int | str
+    endpoint: str
+    replay_endpoint: str | None = None
+    dp_rank: int | None = None
+    block_size: int | None = None
+    topic: str | None = None
+    vllm_version: str | None = None
+    hash_algorithm: str | None = None
+    hash_seed: str | None = None
+
+
+class _Unregistration(_Scoped, kw_only=True):
+    instance_id: int | str
+    dp_rank: int | None = None
+
+
+class _TokenQuery(_Scoped, kw_only=True):
+    token_ids: list[int]
+    lora_name: str | None = None
+    cache_salt: str | int | None = None
+
+
+class _HashQuery(_Scoped, kw_only=True):
+    block_hashes: list[int]
+    lora_name: str | None = None
+    cache_salt: str | int | None = None
+
+
+class Registration(msgspec.Struct, frozen=True):
+    """One publisher to follow. ``block_size`` is what the client believes; None or 0 when it does not say.
+
+    ``recipe`` is None unless the client says how the engine hashes: then keys are learned from its events.
+    """
+
+    scope: Scope
+    instance: int | str
+    rank: int
+    endpoint: str
+    replay: str | None = None
+    topic: str = ""
+    block_size: int | None = None
+    recipe: Recipe | None = None
+
+
+class Unregistration(msgspec.Struct, frozen=True):
+    """``rank`` is None when all ranks of the instance are meant."""
+
+    scope: Scope
+    instance: int | str
+    rank: int | None
+
+
+class Query(msgspec.Struct, frozen=True):
+    """A prompt, as token ids or as the hashes of its blocks."""
+
+    scope: Scope
+    values: Sequence[int]
+    lora: str | None = None
+    salt: str | None = None
+
+
+_registration = msgspec.json.Decoder(_Registration)
+_unregistration = msgspec.json.Decoder(_Unregistration)
+_token_query = msgspec.json.Decoder(_TokenQuery)
+_hash_query = msgspec.json.Decoder(_HashQuery)
+
+
+def registration(body: bytes) -> Registration:
+    """``POST /register``.
+
+    Raises:
+        BadRequest: it cannot be read, or a field cannot be used.
+    """
+    read = decode(_registration, body, DOCUMENT)
+    for field in ("endpoint", "replay_endpoint"):
+        if (endpoint := getattr(read, field)) is not None:
+            try:
+                check_endpoint(field, endpoint)
+            except ConfigError as error:
+                raise BadRequest(str(error), param=field) from error
+    return Registration(
+        scope=read.scope(),
+        instance=_instance(read.instance_id),
+        rank=_rank(read.dp_rank) or 0,
+        endpoint=read.endpoint,
+        replay=read.replay_endpoint,
+        topic=read.topic or "",
+        block_size=_block_size(read.block_size),
+        recipe=_recipe(read),
+    )
+
+
+def unregistration(body: bytes) -> Unregistration:
+    """``POST /unregister``.
+
+    Raises:
+        BadRequest: it cannot be read, or a field cannot be used.
+    """
+    read = decode(_unregistration, body, DOCUMENT)
+    return Unregistration(read.scope(), _instance(read.instance_id), _rank(read.dp_rank))
+
+
+def token_query(body: bytes) -> Query:
+    """``POST /query``.
+
+    Raises:
+        BadRequest: it cannot be read, or has what is no token id.
+    """
+    read = decode(_token_query, body, DOCUMENT)
+    return Query(read.scope(), packed("token_ids", read.token_ids), read.lora_name or None, _salt(read.cache_salt))
+
+
+def hash_query(body: bytes) -> Query:
+    """``POST /query_by_hash``.
+
+    Raises:
+        BadRequest: it cannot be read.
+    """
+    read = decode(_hash_query, body, DOCUMENT)
+    return Query(read.scope(), read.block_hashes, read.lora_name or None, _salt(read.cache_salt))
+
+
+def packed(field: str, tokens: list[int]) -> "array[int]":
+    """Token ids as chains take them at once.
+
+    Raises:
+        BadRequest: one is no token id.
+    """
+    try:
+        return pack(tokens)
+    except UnhashableError as error:
+        raise BadRequest(f"{field}{str(error).removeprefix('tokens')}", param=field) from error
+
+
+def _check_name(field: str, name: str) -> None:
+    if len(name) > MAX_NAME or not name.isprintable():
+        raise BadRequest(f"{field}: too long or not printable; give up to {MAX_NAME} printable characters", param=field)
+
+
+def _instance(given: int | str) -> int | str:
+    if not str(given):
+        raise BadRequest("instance_id: empty; give the number or name of the engine", param="instance_id")
+    _check_name("instance_id", str(given))
+    return given
+
+
+def _rank(given: int | None) -> int | None:
+    if given is not None and not 0 <= given <= MAX_RANK:
+        raise BadRequest(f"dp_rank: {given} is not a rank; give 0 to {MAX_RANK}", param="dp_rank")
+    return given
+
+
+def _block_size(given: int | None) -> int | None:
+    if given is not None and not 0 <= given <= MAX_BLOCK_SIZE:
+        raise BadRequest(
+            f"block_size: {given} cannot be used; give the engine's tokens per block, or leave it out",
+            param="block_size",
+        )
+    return given or None
+
+
+def _salt(given: str | int | None) -> str | None:
+    return None if given in {None, ""} else str(given)
+
+
+def _recipe(read: _Registration) -> Recipe | None:
+    if read.vllm_version is None:
+        return None
+    if not read.block_size:
+        raise BadRequest("block_size: missing; with vllm_version the engine's own is needed", param="block_size")
+    algorithm: Any = read.hash_algorithm or "sha256"
+    if algorithm not in get_args(Algorithm):
+        raise BadRequest(
+            f"hash_algorithm: '{algorithm}' is unknown; use one of {', '.join(get_args(Algorithm))}",
+            param="hash_algorithm",
+        )
+    try:
+        return Recipe.for_version(
+            read.vllm_version, algorithm=algorithm, block_size=read.block_size, seed=read.hash_seed
+        )
+    except RecipeError as error:
+        raise BadRequest(f"vllm_version: {error}", param="vllm_version") from error

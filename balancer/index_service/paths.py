@@ -1,0 +1,91 @@
+"""The index service's paths: which body leads to which answer.
+
+Knows paths and status codes. Never knows sockets or frameworks: a handler takes a whole request and returns a whole answer.
+"""
+
+from typing import Any
+
+import msgspec
+
+from balancer.errors import RequestError
+from balancer.http.messages import Request, Response, Routes
+from balancer.http.server import Served
+from balancer.index_service import bodies
+from balancer.index_service.page import MetricsPage
+from balancer.index_service.service import IndexService
+from balancer.index_tables import read_query
+from balancer.lookup import LocalHashes
+
+_encode = msgspec.json.Encoder().encode
+
+
+class IndexPaths:
+    """Handlers round one service; ``served`` is what the server counts."""
+
+    def __init__(self, service: IndexService, served: Served) -> None:
+        self._service = service
+        self._page = MetricsPage(service, served)
+
+    def routes(self) -> Routes:
+        return {
+            "/register": {"POST": self.register},
+            "/unregister": {"POST": self.unregister},
+            "/query": {"POST": self.query},
+            "/query_by_hash": {"POST": self.query_by_hash},
+            "/workers": {"GET": self.workers},
+            "/dump": {"GET": self.dump},
+            "/peers": {"GET": self.peers},
+            "/health": {"GET": self.health},
+            "/metrics": {"GET": self.metrics},
+            "/index/query": {"POST": self.index_query},
+            "/index/replicas": {"GET": self.replicas},
+            "/index/dump": {"GET": self.dump},
+        }
+
+    def register(self, request: Request) -> Response:
+        self._service.register(bodies.registration(request.body))
+        return _json({"status": "ok"}, 201)
+
+    def unregister(self, request: Request) -> Response:
+        self._service.unregister(bodies.unregistration(request.body))
+        return _json({"status": "ok"})
+
+    def query(self, request: Request) -> Response:
+        query = bodies.token_query(request.body)
+        return _json(self._service.scores(query, self._service.hashes([query.values], query.salt)))
+
+    def query_by_hash(self, request: Request) -> Response:
+        query = bodies.hash_query(request.body)
+        return _json(self._service.scores(query, LocalHashes(query.values, query.salt)))
+
+    def workers(self, request: Request) -> Response:
+        return _json(self._service.listing())
+
+    def peers(self, request: Request) -> Response:
+        """None: a second service subscribes to the engines itself."""
+        return _json([])
+
+    def index_query(self, request: Request) -> Response:
+        return _json(self._service.asked(read_query(request.body)))
+
+    def replicas(self, request: Request) -> Response:
+        return _json(self._service.replicas())
+
+    def dump(self, request: Request) -> Response:
+        return Response(self._service.dump(), content_type="application/x-ndjson")
+
+    def metrics(self, request: Request) -> Response:
+        return Response(self._page.text(), content_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def health(self, request: Request) -> Response:
+        return _json({"status": "ok"})
+
+
+def refuse(error: RequestError) -> Response:
+    """An error in the peers' shape: one sentence under ``error``."""
+    body = {"error": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return _json(body, error.status)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(_encode(value), status)

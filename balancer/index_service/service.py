@@ -1,0 +1,142 @@
+"""The index service with the world attached: publishers, time, and what an operator is told.
+
+Knows the event feed and the clock, and feeds ``Workers`` with them. Decides nothing itself.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final
+
+from balancer.core import PrefixHashes, Replica
+from balancer.errors import BadRequest
+from balancer.feed import EventFeed
+from balancer.hashes import PromptHashes
+from balancer.index_service import answers
+from balancer.index_service.bodies import DEFAULT_TENANT, Query, Registration, Scope, Unregistration
+from balancer.index_service.workers import Workers
+from balancer.index_tables import IndexQuery, answer_query, answer_replicas, dump
+from balancer.news import News
+from balancer.policies.base import make
+from balancer.router import Router
+from balancer.settings import Settings
+from hashing.extras import Lora
+from hashing.memory import ChainMemory
+from indexer.index import ReplicaId
+from indexer.sources.vllm import Publisher, PublisherStatus
+from indexer.stream import Step
+
+TICK_SECONDS: Final = 0.1
+
+
+class IndexService:
+    """Owns one index and what feeds it. Start it in a running event loop; ``stop`` ends every task, thread and connection."""
+
+    def __init__(self, settings: Settings) -> None:
+        name = settings.policy.name
+        self.router = Router(make(name, settings.policy.settings), name, max_blocks=settings.index.max_blocks)
+        self.workers = Workers(self.router)
+        self.memory = ChainMemory(settings.hashing.memory_bytes, secret=secrets.randbits(64))
+        self.feed: EventFeed
+        self._news = News()
+        self._dumping = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        self.feed = EventFeed(self._take)
+        self._tasks.append(asyncio.create_task(self._tick()))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.feed.close()
+
+    # Coming and going
+
+    def register(self, registration: Registration) -> None:
+        """Follow this publisher from now on.
+
+        Raises:
+            Conflict: another one is registered in its place, or there are too many.
+        """
+        subscription = self.workers.register(registration)
+        if subscription is not None:
+            self.feed.reader.add(
+                Publisher(subscription.id, registration.endpoint, registration.replay, registration.topic)
+            )
+
+    def unregister(self, wanted: Unregistration) -> None:
+        """Follow it no longer, and forget what it held.
+
+        Raises:
+            UnknownInstance: it is not registered.
+        """
+        for subscription in self.workers.unregister(wanted):
+            self.feed.reader.remove(subscription.id)
+            for replica in subscription.replicas.values():
+                self._news.forget(replica.id)
+
+    def _take(self, replica: ReplicaId, step: Step) -> None:
+        self._news.step(replica, step)
+        self.workers.observe(replica, step)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            now = time.monotonic()
+            self.router.tick(now)
+            for live in self.router.fleet:
+                self._news.knowledge(live.replica.id, self.router.view(live.replica.id, now), now)
+
+    # Questions
+
+    def hashes(self, prompts: Sequence[Sequence[int]], salt: str | None) -> PromptHashes:
+        """The prompts' block hashes, made as far as they are needed."""
+        return PromptHashes(prompts, salt, self.memory)
+
+    def scores(self, query: Query, hashes: PrefixHashes) -> dict[str, Any]:
+        """What each instance holds of the prompt.
+
+        Raises:
+            UnknownModel: nobody is registered for this model and tenant.
+        """
+        return answers.scores(self.workers, query, hashes, time.monotonic())
+
+    def listing(self) -> list[dict[str, Any]]:
+        """Every instance with its listeners."""
+        return answers.listing(self.workers, time.monotonic())
+
+    def asked(self, query: IndexQuery) -> dict[str, Any]:
+        """What each replica of the query's model and tenant holds of its prompt.
+
+        Raises:
+            BadRequest: it names no model.
+            UnknownModel: nobody is registered for it.
+        """
+        if not query.model:
+            raise BadRequest("model: missing; name the model that the engines serve", param="model")
+        subscriptions = self.workers.subscriptions(Scope(query.model, query.tenant_id or DEFAULT_TENANT))
+        replicas = [replica for _, each in subscriptions for replica in each.replicas.values()]
+        adapter = Lora(query.lora_name) if query.lora_name else None
+        answer = answer_query(self.router, replicas, query, self.hashes, lambda _: adapter, time.monotonic())
+        return {"model": query.model, **answer}
+
+    def replicas(self) -> dict[str, Any]:
+        """Everything that is indexed."""
+        return answer_replicas(self.router, self._all(), self.publishers(), time.monotonic())
+
+    async def dump(self) -> AsyncIterator[bytes]:
+        """The whole index in lines; one dump at a time, for each holds a copy of a table."""
+        async with self._dumping:
+            for line in dump(self.router, self._all(), time.monotonic()):
+                yield line
+                await asyncio.sleep(0)
+
+    def _all(self) -> list[Replica]:
+        return [live.replica for live in self.router.fleet]
+
+    def publishers(self) -> dict[ReplicaId, PublisherStatus]:
+        """The state of every event subscription."""
+        return self.feed.reader.status()

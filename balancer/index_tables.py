@@ -1,0 +1,165 @@
+"""What ``/index/query``, ``/index/replicas`` and ``/index/dump`` answer, in the gateway and in ``kvlb index`` alike.
+
+Knows the index, how its keys are read and how much is known of each replica. Never knows who asks, nor who else is registered:
+which replicas are meant is handed in. Figures are tokens and blocks; keys are unsigned 64-bit integers.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from balancer.core import PrefixHashes, Replica
+from balancer.errors import BadRequest
+from balancer.json_bodies import decode
+from balancer.lookup import GivenKeys, match, tiers_in_order
+from balancer.router import Router
+from hashing.extras import Lora
+from indexer.index import ReplicaId
+from indexer.recognition import KeyState
+from indexer.tiers import TierIndex
+
+if TYPE_CHECKING:
+    from indexer.sources.vllm import PublisherStatus
+
+KEYS_AT_ONCE: Final = 4_096
+"""Keys of one piece of a dump: about 100 KB, made in about a millisecond."""
+
+FORMAT: Final = "kvlb index dump 1"
+
+KEY_MASK: Final = (1 << 64) - 1
+
+DOCUMENT: Final = "docs/index-service.md"
+
+
+class IndexQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of ``POST /index/query``: a prompt as token ids, or as the keys that the engines' events have for its blocks."""
+
+    model: str | None = None
+    tenant_id: str | None = None
+    token_ids: list[int] | None = None
+    block_hashes: list[int] | None = None
+    lora_name: str | None = None
+    cache_salt: str | None = None
+
+
+_query = msgspec.json.Decoder(IndexQuery)
+
+
+def read_query(body: bytes) -> IndexQuery:
+    """The body of ``POST /index/query``.
+
+    Raises:
+        BadRequest: it cannot be read, or has not exactly one kind of prompt.
+    """
+    query = decode(_query, body, DOCUMENT)
+    if (query.token_ids is None) == (query.block_hashes is None):
+        raise BadRequest("token_ids: give either token_ids or block_hashes", param="token_ids")
+    return query
+
+
+def answer_query(
+    router: Router,
+    replicas: Sequence[Replica],
+    query: IndexQuery,
+    hashes: Callable[[Sequence[Sequence[int]], str | None], PrefixHashes],
+    adapter_of: Callable[[Replica], Lora | None],
+    now: float,
+) -> dict[str, Any]:
+    """For each replica, how many leading tokens of the prompt it holds: with its GPU alone, then with each further tier."""
+    asked = list(replicas)
+    if query.token_ids is not None:
+        prefix: PrefixHashes = hashes([query.token_ids], query.cache_salt)
+    else:
+        prefix = GivenKeys([key & KEY_MASK for key in query.block_hashes or ()])
+        asked = [each for each in replicas if not _is_learned(router, each.id)]
+    found = match(router.index, router.recognitions, asked, prefix, adapter_of)
+    labels = [tier.label for tier in tiers_in_order(router.index)]
+    nothing = (0,) * len(labels)
+    rows = []
+    for replica in replicas:
+        row = _row(router, replica, now)
+        if query.token_ids is None and replica not in asked:
+            row["matched_tokens"] = None  # its engine's own keys are not what it is indexed by
+        else:
+            tokens = found[replica.id].tokens if replica.id in found else nothing
+            row["matched_tokens"] = dict(zip(labels, tokens, strict=True))
+        rows.append(row)
+    return {"prompt_tokens": None if query.token_ids is None else len(query.token_ids), "replicas": rows}
+
+
+def answer_replicas(
+    router: Router, replicas: Sequence[Replica], publishers: "Mapping[ReplicaId, PublisherStatus]", now: float
+) -> dict[str, Any]:
+    """Every replica: what is known of its cache, what it holds in each tier, and how its event stream stands."""
+    rows = []
+    for replica in replicas:
+        view = router.view(replica.id, now)
+        tiers = {
+            tier.label: {"blocks": table.blocks(replica.id), "copies": table.copies(replica.id)}
+            for tier, table in router.index.tiers.items()
+        }
+        row = _row(router, replica, now)
+        row |= {
+            "endpoint": replica.endpoint,
+            "rank": replica.rank,
+            "models": replica.models,
+            "seconds_in_state": now - view.since,
+            "tiers": tiers,
+            "events": publishers.get(replica.id),
+        }
+        rows.append(row)
+    return {"replicas": rows}
+
+
+def _row(router: Router, replica: Replica, now: float) -> dict[str, Any]:
+    view = router.view(replica.id, now)
+    recipe = router.recognitions[replica.id].recipe
+    return {
+        "replica": replica.id,
+        "knowledge": view.state,
+        "reason": view.reason,
+        "block_size": None if recipe is None else recipe.block_size,
+        "keys": None if recipe is None else "learned" if _is_learned(router, replica.id) else "engine",
+    }
+
+
+def _is_learned(router: Router, replica: ReplicaId) -> bool:
+    return router.recognitions[replica].state is KeyState.LEARNED
+
+
+def dump(router: Router, replicas: Sequence[Replica], now: float) -> Iterator[bytes]:
+    """The whole index as JSON lines: a head, then runs of keys with the same holders, then an end with their number.
+
+    Each table is copied when its turn comes and given away in pieces: about 16 bytes a block for as long as it takes.
+    """
+    wanted = {replica.id for replica in replicas}
+    yield _line({"format": FORMAT, "replicas": [_row(router, replica, now) for replica in replicas]})
+    count = 0
+    for tier, table in list(router.index.tiers.items()):
+        names = {table.bit(replica): replica for replica in wanted if table.blocks(replica)}
+        among = sum(names)
+        for group in list(table.groups):
+            for keys, holders in _pieces(table, group):
+                runs: dict[int, list[int]] = {}
+                for key, held in zip(keys, holders, strict=True):
+                    if held & among:
+                        runs.setdefault(held & among, []).append(key)
+                for held, run in runs.items():
+                    count += len(run)
+                    held_by = [name for bit, name in names.items() if held & bit]
+                    yield _line({"tier": tier.label, "group": group, "replicas": held_by, "keys": run})
+    yield _line({"end": True, "keys": count})
+
+
+def _pieces(table: TierIndex, group: int) -> Iterator[tuple[list[int], list[int]]]:
+    holders = table.groups.get(group)
+    if holders is None:
+        return
+    keys, held = list(holders), list(holders.values())
+    for start in range(0, len(keys), KEYS_AT_ONCE):
+        yield keys[start : start + KEYS_AT_ONCE], held[start : start + KEYS_AT_ONCE]
+
+
+def _line(value: object) -> bytes:
+    return msgspec.json.encode(value) + b"\n"
