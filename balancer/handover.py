@@ -94,6 +94,11 @@ class Handover:
         """
         if not restored:
             raise SnapshotError("it has no replica of this fleet")
+        try:
+            for each in restored:
+                msgspec.msgpack.decode(each.image.notes, type=_Notes)
+        except msgspec.MsgspecError as error:
+            raise SnapshotError(f"it is of another kvlb: {error}") from error
         self.waiting = {each.image.replica: each for each in restored}
         return sum(self._router.index.gpu.blocks(replica) for replica in self.waiting)
 

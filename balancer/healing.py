@@ -183,7 +183,7 @@ class Healer:
             implied = [key for key in found if not held.get(key, 0) & bit]
         if not implied:
             return Finding(doubt, Cause.ROUTING, "blocks were stored before the request was computed")
-        if any(self._index.gpu.was_removed_lately(replica.id, key) for key in unnamed):
+        if any(self._index.gpu.was_removed_lately(replica.id, key) for key in implied):
             return Finding(
                 doubt, Cause.ROUTING, "blocks were stored before the request was computed, and evicted since"
             )

@@ -72,7 +72,8 @@ def judge(replica: Replica, recognition: Recognition, standing: Standing, losses
     if not replica.has_events:
         return View(Knowledge.BLIND, "no KV event source is known; only what was sent there is remembered")
     if standing.is_restored:
-        return View(Knowledge.PARTIAL, "taken over from a snapshot, and not confirmed by its publisher yet")
+        unheard = "" if standing.is_connected else ", which cannot be reached"
+        return View(Knowledge.PARTIAL, f"taken over from a snapshot, and not confirmed yet by its publisher{unheard}")
     if not standing.is_connected:
         return View(Knowledge.BLIND, "its event publisher cannot be reached")
     missing = _missing(losses)

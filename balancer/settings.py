@@ -8,6 +8,7 @@ import difflib
 import math
 import re
 import tomllib
+from pathlib import PurePath
 from typing import Any, Final, get_args
 from urllib.parse import urlsplit
 
@@ -243,6 +244,9 @@ def _check(settings: Settings) -> None:
     twice = next((url for url in urls if urls.count(url) > 1), None)
     if twice is not None:
         raise ConfigError(f"replicas: {twice} is named twice; each endpoint is named once")
+    path = settings.snapshot.path
+    if path is not None and (not PurePath(path).name or "\0" in path):
+        raise ConfigError(f"snapshot.path: {path!a} names no file; give one like /var/lib/kvlb/index")
     for at, url in enumerate(settings.snapshot.siblings):
         check_url(f"snapshot.siblings[{at}]", url)
     if settings.upstream.api_key is not None and not settings.upstream.api_key.isprintable():

@@ -1,21 +1,21 @@
 """The index as bytes and back: what one gateway knows of every cache, for the next one to go on from.
 
 Knows the format, and what belongs to a replica: its blocks in every tier, how its keys are read, how far its events were
-applied. Never knows files, sockets, clocks or what an identity means: the time comes in, and whoever restores says which
-replicas are wanted. What comes back is what went in, or a ``SnapshotError``.
+applied. Never knows files, sockets, clocks or what the notes of a replica say: the time comes in, and whoever restores
+says which replicas are wanted. What comes back is what went in, or a ``SnapshotError``.
 
 A snapshot is a head of ten bytes and frames: four bytes of length, then msgpack. The last frame has the checksum of all bytes
 before it. Frames are small, so that both sides go piece by piece and never hold a second copy of the index:
 
     Head      when it was made
     Owner     one replica: its name, position in its event stream, how its keys are read
-    Names     of a replica with learned keys, 16,384 blocks of one tier and group: names ascending, with keys and copies
+    Names     of a replica with learned keys, 8,192 blocks of one tier and group: names ascending, with keys and copies
     Table     from here on one tier: which bit is whose
     Keys      16,384 blocks of one group in the table's order, each with its bit set out of a list of those that occur
     Copies    of one replica and group, copies beyond the first
     End       the checksum
 
-A hash takes its eight bytes, the bit set usually less than one; a learned block, whose name is in ascending order, some 14.6.
+A hash takes its eight bytes, the bit set usually less than one; a learned block, whose name is in ascending order, some 14.7.
 """
 
 from array import array
@@ -33,11 +33,12 @@ from indexer.learned import LearnedBlocks, NamesImage
 from indexer.packing import pack_small, pack_sorted, pack_words, unpack_small, unpack_sorted, unpack_words
 from indexer.recognition import RecognitionImage
 from indexer.stream import Position
+from indexer.tiers import Piece
 
 MAGIC: Final = b"kvlbsnap"
 VERSION: Final = 1
 _HEAD: Final = MAGIC + VERSION.to_bytes(2, "little")
-KEYS_AT_ONCE: Final = 16_384
+MAX_KEYS: Final = 16_384
 """Keys in a frame: about 3 ms to write or to restore."""
 
 MAX_FRAME: Final = 16 * 1024 * 1024
@@ -146,24 +147,16 @@ def _frames(image: Image) -> Iterator[_Frame]:
             owners[each.replica] = number
         pieces = image.names.get(each.replica)
         while pieces:
-            yield from _names_frames(number, pieces.popleft())
+            yield _names_frame(number, pieces.popleft())
     for tier, table in image.tiers.items():
         yield from _table_frames(tier, table, owners)
 
 
-def _names_frames(owner: int, image: NamesImage) -> Iterator[_Names]:
-    for start in range(0, len(image.names), KEYS_AT_ONCE):
-        end = start + KEYS_AT_ONCE
-        keys = dict(zip(image.names[start:end], image.keys[start:end], strict=True))
-        names = sorted(keys)  # within the frame: all of them at once would hold up a busy gateway
-        yield _Names(
-            owner=owner,
-            tier=image.tier,
-            group=image.group,
-            names=pack_sorted(names),
-            keys=pack_words(map(keys.__getitem__, names)),
-            copies=pack_small([image.copies.get(name, 0) for name in names]),
-        )
+def _names_frame(owner: int, image: NamesImage) -> _Names:
+    keys = dict(zip(image.names, image.keys, strict=True))
+    names = sorted(keys)  # within the frame: all of them at once would hold up a busy gateway
+    copies = pack_small([image.copies.get(name, 0) for name in names]) if image.copies else []
+    return _Names(owner, image.tier, image.group, pack_sorted(names), pack_words(map(keys.__getitem__, names)), copies)
 
 
 def _table_frames(tier: Tier, table: TierImage, owners: Mapping[ReplicaId, int]) -> Iterator[_Frame]:
@@ -175,34 +168,31 @@ def _table_frames(tier: Tier, table: TierImage, owners: Mapping[ReplicaId, int])
     told = sum(slot.bit for slot in slots.values())
     for group, pieces in table.groups.items():
         while pieces:
-            keys, held = pieces.popleft()
-            for start in range(0, len(keys), KEYS_AT_ONCE):
-                end = start + KEYS_AT_ONCE
-                frame = _keys_frame(group, keys[start:end], held[start:end], told)
-                if frame is not None:
-                    yield frame
+            frame = _keys_frame(group, pieces.popleft(), told)
+            if frame is not None:
+                yield frame
     for replica, slot in slots.items():
         for group, copies in slot.copies.items():
             rest = iter(copies.items())
-            while some := dict(islice(rest, KEYS_AT_ONCE)):
+            while some := dict(islice(rest, MAX_KEYS)):
                 yield _Copies(owners[replica], group, pack_words(some), pack_small(some.values()))
 
 
-def _keys_frame(group: int, keys: Sequence[int], held: Sequence[int], told: int) -> _Keys | None:
+def _keys_frame(group: int, piece: Piece, told: int) -> _Keys | None:
     """None when nobody holds any of them whose bit is told."""
-    if 0 in (told_of := {bits: bits & told for bits in set(held)}).values():
-        kept = [(key, bits) for key, bits in zip(keys, held, strict=True) if told_of[bits]]
-        keys, held = [key for key, _ in kept], [bits for _, bits in kept]
+    keys: Sequence[int] = piece.keys
+    which: Sequence[int] = piece.which
+    sets = [bits & told for bits in piece.sets]
+    if 0 in sets:
+        kept = [(key, at) for key, at in zip(keys, which, strict=True) if sets[at]]
+        keys, which = [key for key, _ in kept], [at for _, at in kept]
     if not keys:
         return None
-    sets = list(dict.fromkeys(told_of[bits] for bits in dict.fromkeys(held)))
-    number_of = {bits: at for at, bits in enumerate(sets)}
-    which = {bits: number_of[told_of[bits]] for bits in set(held)}
     return _Keys(
         group=group,
         keys=pack_words(keys),
         sets=[bits.to_bytes((bits.bit_length() + 7) // 8, "little") for bits in sets],
-        which=pack_small(map(which.__getitem__, held)),
+        which=pack_small(which),
     )
 
 
@@ -329,7 +319,7 @@ class Restoration:
         owner = self._owners[frame.owner]
         if owner is None:
             return
-        keys = _words(frame.keys)
+        keys = list(_words(frame.keys))  # the same integers for both: each is an object
         names, counts = unpack_sorted(frame.names, len(keys)), unpack_small(frame.copies, len(keys))
         copies = {name: count for name, count in zip(names, counts, strict=True) if count}
         owner.learned.restore(NamesImage(frame.tier, frame.group, names, keys, copies))
@@ -379,6 +369,6 @@ def _words(data: bytes) -> "array[int]":
         SnapshotError: more than one frame has.
     """
     keys = unpack_words(data)
-    if len(keys) > KEYS_AT_ONCE:
+    if len(keys) > MAX_KEYS:
         raise SnapshotError(f"{len(keys)} keys in one frame")
     return keys

@@ -13,12 +13,12 @@ from indexer.errors import SnapshotError
 from indexer.events import EMPTY, BlockRemoved, BlockStored
 from indexer.index import ReplicaId
 from indexer.recognition import KeyState
+from indexer.slices import at_once
 from indexer.snapshot import write
 from indexer.stream import Apply, Forget, Lost, Position, Standing
 from indexer.wire import Batch
 from tests.support.handovers import TOKENS, URLS, A, B, fed, member, router, taken_over
 from tests.support.routing import RANDOM, RECIPE, request, told
-from tests.support.slices import at_once
 
 
 def described(each: Replica, *, replay: str | None = "tcp://a:5558") -> Described:
@@ -139,6 +139,13 @@ def test_other_fleets_are_passed_over() -> None:
     assert made.index.replicas == {B}
     with pytest.raises(SnapshotError, match="no replica of this fleet"):
         taken_over(image, ["http://c:8000"])
+
+
+def test_notes_that_cannot_be_read_are_refused_with_all_the_rest() -> None:
+    image = at_once(Handover(fed(member(A)), URLS).take(5.0))
+    foreign = msgspec.structs.replace(image.replicas[0], notes=msgspec.msgpack.encode({"losses": {}}))
+    with pytest.raises(SnapshotError, match="it is of another kvlb: "):
+        taken_over(msgspec.structs.replace(image, replicas=[foreign]))
 
 
 def test_what_cannot_be_trusted_leaves_nothing_behind() -> None:

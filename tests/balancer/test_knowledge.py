@@ -31,7 +31,7 @@ STATES = {
     "silent": (Recognition(None), {"has_events": False}, Standing(), 3, Knowledge.BLIND, "no KV event source"),
     "unreachable": (Recognition(None), {}, Standing(is_complete=True), 3, Knowledge.BLIND, "cannot be reached"),
     "restored": (
-        Recognition(None), {}, Standing(is_restored=True), 3, Knowledge.PARTIAL, "from a snapshot, and not confirmed",
+        Recognition(None), {}, Standing(is_restored=True), 3, Knowledge.PARTIAL, "by its publisher, which cannot be reached",
     ),
     "lost": (Recognition(None), {}, Standing(is_connected=True), 3, Knowledge.PARTIAL, "3 batches of events are lost"),
     "late": (Recognition(None), {}, Standing(is_connected=True), 0, Knowledge.PARTIAL, "events are missing"),

@@ -70,6 +70,8 @@ def test_what_is_no_toml_is_said_so(text: str) -> None:
         ({"replicas": {}}, "replicas: written as one table; write [[replicas]], with two brackets"),
         ({"server": 1}, "server: expected `object`, got `int`"),
         ({"snapshot": {"siblings": ["h:1"]}}, "snapshot.siblings[0]: 'h:1' is not an endpoint; give one like http://"),
+        ({"snapshot": {"path": ""}}, "snapshot.path: '' names no file; give one like /var/lib/kvlb/index"),
+        ({"snapshot": {"path": "a\0b"}}, "snapshot.path: 'a\\x00b' names no file; give one"),
         ({"snapshot": {"interval_seconds": 0.0}}, "snapshot.interval_seconds: 0.0 cannot be used; give a number above"),
         ({"policy": 1}, "policy: expected `object`, got `int`"),
         ({"policy": {"name": 1}}, "policy.name: expected `str`, got `int`"),

@@ -19,10 +19,10 @@ from indexer.hybrid import GroupSpec
 from indexer.index import CacheIndex, ReplicaId, Tier
 from indexer.learned import NamesImage
 from indexer.recognition import KeyState, Recognition, RecognitionImage
+from indexer.slices import at_once
 from indexer.snapshot import Image, ReplicaImage, Restoration, write
 from indexer.stream import Position
 from tests.support.routing import RANDOM, RECIPE, told
-from tests.support.slices import at_once
 
 A, B, C = (ReplicaId(name) for name in ("a", "b", "c"))
 CPU = Tier("CPU")
@@ -257,7 +257,10 @@ def test_a_learned_block_takes_less_than_fifteen_bytes_a_replica() -> None:
         index.add(replica)
         keys = [chance.getrandbits(64) for _ in range(20_000)]
         index.gpu.store(replica, 0, keys)
-        names[replica] = deque([NamesImage(Tier(), 0, [chance.getrandbits(64) for _ in keys], keys, {})])
+        names[replica] = deque(
+            NamesImage(Tier(), 0, [chance.getrandbits(64) for _ in range(10_000)], keys[at : at + 10_000], {})
+            for at in (0, 10_000)
+        )
         parts.append(ReplicaImage(replica, b"", POSITION, RecognitionImage("", learned=LearnedKeys(16))))
     size = sum(map(len, write(Image(CREATED, parts, names, {Tier(): at_once(index.gpu.export())}))))
     assert size / 160_000 < 15

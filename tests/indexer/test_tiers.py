@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from indexer import tiers
 from indexer.events import AllBlocksCleared, BlockRemoved
-from indexer.index import ReplicaId, TierIndex
+from indexer.index import ReplicaId, TierImage, TierIndex
+from indexer.slices import at_once
 from indexer.tiers import REMEMBERED_REMOVALS
 from tests.indexer.samples import index_of, removed, stored
-from tests.support.slices import at_once
 
 A, B, C = (ReplicaId(name) for name in "ABC")
 
@@ -117,6 +117,14 @@ def test_where_a_removal_means_gone_it_ends_all_copies_of_that_replica_alone() -
 # Images ---------------------------------------------------------------------------------------------------------------
 
 
+def pieces(image: TierImage) -> dict[int, list[tuple[int, int]]]:
+    """Group -> keys with their bit sets."""
+    return {
+        group: [(key, piece.sets[at]) for piece in some for key, at in zip(piece.keys, piece.which, strict=True)]
+        for group, some in image.groups.items()
+    }
+
+
 def test_an_image_is_what_was_there_whatever_comes_after() -> None:
     index = index_of(A, B)
     index.apply(A, [stored(0, 1, 1), stored(5, group=2)])
@@ -124,10 +132,7 @@ def test_an_image_is_what_was_there_whatever_comes_after() -> None:
     image = at_once(index.gpu.export())
     a, b = index.gpu.bit(A), index.gpu.bit(B)
     index.apply(A, [AllBlocksCleared(), stored(9)])
-    assert {group: list(pieces) for group, pieces in image.groups.items()} == {
-        0: [((0, 1), (a, a | b))],
-        2: [((5,), (a,))],
-    }
+    assert pieces(image) == {0: [(0, a), (1, a | b)], 2: [(5, a)]}
     assert {replica: (slot.bit, slot.copies) for replica, slot in image.replicas.items()} == {
         A: (a, {0: {1: 1}}),
         B: (b, {}),
@@ -148,9 +153,8 @@ def test_what_changes_while_an_image_is_made_does_no_harm(monkeypatch: pytest.Mo
     table.store(B, 0, [7])
     image = at_once(making)
     assert list(image.replicas) == [A], "what is known of the other is of another life"
-    [(keys, held)] = image.groups[0]
     bit = image.replicas[A].bit
-    assert [key for key, bits in zip(keys, held, strict=True) if bits & bit] == list(range(10))
+    assert [key for key, bits in pieces(image)[0] if bits & bit] == list(range(10))
     assert list(image.groups) == [0, 1]
 
 
@@ -168,8 +172,8 @@ def test_what_is_restored_from_an_image_is_what_was_exported(of: list[tuple[dict
     table.clear(names[0])
     image = at_once(table.export())
     for name, slot in image.replicas.items():
-        for group, [(keys, holders)] in image.groups.items():
-            mine = [key for key, held in zip(keys, holders, strict=True) if held & slot.bit]
+        for group, holders in pieces(image).items():
+            mine = [key for key, held in holders if held & slot.bit]
             again.restore(name, group, mine, slot.copies.get(group, {}))
     again.check()
     for name in names:

@@ -1,4 +1,7 @@
-"""Work that is done in slices, done at once."""
+"""Work that is done in slices, so that others have their turn in between: generators that yield nothing but pauses.
+
+Knows how such work is done without any pause. Never knows what it is.
+"""
 
 from collections.abc import Generator
 from typing import TypeVar
