@@ -49,6 +49,9 @@ class Handover:
         all this still holds, and those of which nothing has shown yet how their keys are to be read.
         """
         router = self._router
+        while router.index.has_retired:  # else sweeping would change the tables between two slices
+            router.index.sweep()
+            yield
         images: dict[ReplicaId, ReplicaImage] = {}
         names: dict[ReplicaId, deque[NamesImage]] = {}
         for live in list(router.fleet):

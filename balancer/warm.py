@@ -32,6 +32,9 @@ T = TypeVar("T")
 PATH: Final = "/kvlb/snapshot"
 CONTENT_TYPE: Final = "application/vnd.kvlb.snapshot"
 
+SLICE_SECONDS: Final = 0.004
+"""For which copying keeps the loop; not less, for events wait until the whole copy is made."""
+
 READ_BYTES: Final = 128 * 1024
 SIBLING_CONNECT_SECONDS: Final = 2.0
 SIBLING_SILENCE_SECONDS: Final = 5.0
@@ -157,13 +160,16 @@ class WarmStart:
     async def _image(self) -> Image:
         with self._hold():
             taking = self._handover.take(time.time())
+            until = time.monotonic() + SLICE_SECONDS
             while True:
                 try:
                     next(taking)
                 except StopIteration as end:
                     image: Image = end.value
                     return image
-                await asyncio.sleep(0)
+                if time.monotonic() > until:
+                    await asyncio.sleep(0)
+                    until = time.monotonic() + SLICE_SECONDS
 
     async def save(self) -> None:
         """Write the file, if there is to be one: all of it or nothing."""

@@ -11,7 +11,7 @@ from balancer.router import Router
 from hashing.extras import Lora
 from indexer.errors import SnapshotError
 from indexer.events import EMPTY, BlockRemoved, BlockStored
-from indexer.index import ReplicaId
+from indexer.index import ReplicaId, Tier
 from indexer.recognition import KeyState
 from indexer.slices import at_once
 from indexer.snapshot import write
@@ -172,3 +172,12 @@ def test_a_replica_that_goes_while_a_copy_is_made_is_not_in_it() -> None:
     next(taking)
     made.remove(B)
     assert [each.replica for each in at_once(taking).replicas] == [A]
+
+
+def test_what_is_no_longer_held_is_swept_out_before_a_copy_is_made() -> None:
+    made = fed(member(A), member(B))
+    made.index.gpu.store(B, 0, range(50_000))
+    made.observe(B, [Forget("a restart")])
+    before, image, after = made.index.has_retired, at_once(Handover(made, URLS).take(5.0)), made.index.has_retired
+    assert (before, after) == (True, False)
+    assert sum(len(piece.keys) for pieces in image.tiers[Tier()].groups.values() for piece in pieces) == 2
