@@ -100,6 +100,10 @@ class WarmStart:
             log.warning("%s: the snapshot is not used: %s", name, str(error) or type(error).__name__)
             self._handover.abandon()
             return False
+        except Exception:
+            log.exception("%s: the snapshot is not used, for a fault of kvlb's own", name)
+            self._handover.abandon()
+            return False
         self._drop_at = begun + UNCLAIMED_SECONDS
         log.info(
             "%s: took over %d blocks of %d replicas, as of %.0f s ago, in %.1f s",
@@ -186,6 +190,10 @@ class WarmStart:
             if not self._has_told_failure:
                 log.warning("%s: the snapshot cannot be written: %s; it is tried again", path, error.strerror or error)
             self._has_told_failure = True
+            return
+        except Exception:
+            self.failures += 1
+            log.exception("%s: the snapshot could not be made", path)
             return
         finally:
             with contextlib.suppress(OSError):

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from balancer.handover import Handover
 from balancer.settings import SnapshotSettings
 from balancer.warm import CONTENT_TYPE, PATH, WarmStart
 from indexer.index import ReplicaId
+from indexer.snapshot import Image, Restored
 from tests.support.handovers import URLS, A, B, fed, member, router
 from tests.support.waiting import eventually, run
 
@@ -198,6 +199,57 @@ def test_only_one_snapshot_is_made_at_a_time(tmp_path: Path) -> None:
 
     run(scenario())
     assert saving.saves == 1
+
+
+def test_events_wait_while_the_copy_is_made_and_no_longer() -> None:
+    held: list[bool] = []
+
+    @contextlib.contextmanager
+    def hold() -> Iterator[None]:
+        held.append(True)
+        yield
+        held.append(False)
+
+    class Watched(Handover):
+        def take(self, now: float) -> Generator[None, None, Image]:
+            image = yield from super().take(now)
+            assert held == [True]
+            return image
+
+    async def scenario() -> None:
+        giving = WarmStart(SnapshotSettings(), Watched(fed(member(A)), URLS), hold)
+        async with contextlib.aclosing(giving.pieces()) as pieces:
+            assert await anext(pieces)
+            assert held == [True, False]
+
+    run(scenario())
+
+
+class Faulty(Handover):
+    """Nothing of it works."""
+
+    def take(self, now: float) -> Generator[None, None, Image]:
+        yield
+        raise KeyError("a fault")
+
+    def accept(self, restored: Sequence[Restored]) -> int:
+        raise KeyError("a fault")
+
+
+def test_a_fault_of_ours_costs_the_snapshot_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = str(tmp_path / "index")
+    made = router()
+    faulty = WarmStart(SnapshotSettings(path=path), Faulty(made, URLS), contextlib.nullcontext)
+
+    async def scenario() -> None:
+        await about(A, path=path).save()
+        await load(faulty)
+        await faulty.save()
+
+    run(scenario())
+    assert (faulty.saves, faulty.failures, faulty.restored_blocks, made.index.size) == (0, 1, 0, 0)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+    assert [each.name for each in tmp_path.iterdir()] == ["index"]
 
 
 # Siblings -------------------------------------------------------------------------------------------------------------
