@@ -108,6 +108,28 @@ def test_a_restart_under_load_costs_no_hits(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_learned_keys_outlive_a_restart(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with engines(1, config(vllm_version="0.22.0")) as over:  # with a root that nobody can know
+            where = {"events": over[0].events(), "replay": over[0].replay() or ""}
+            async with front(over, replica=where, path=str(tmp_path / "index")) as before:
+                await eventually(before.follows)
+                await before.complete(IDS)
+                await eventually(lambda: views(before)[0][0] is Knowledge.LEARNED)
+                over[0].forget_replay()
+                await before.complete(IDS[::-1])
+                await eventually(lambda: before.router.index.gpu.blocks(name(over[0])) == 8)
+            longer = [*IDS, *range(300, 340)]
+            await ask(over[0], longer)  # the first of its blocks are known from the snapshot alone
+            async with front(over, replica=where, path=str(tmp_path / "index")) as after:
+                await eventually(after.follows)
+                await eventually(lambda: after.router.index.gpu.blocks(name(over[0])) == 10)
+                assert views(after)[0][0] is Knowledge.LEARNED
+                assert (await after.complete(longer))[1:] == (96, 96)
+
+    run(scenario())
+
+
 def test_what_happened_meanwhile_is_applied(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with engines(1, SMALL) as over:
