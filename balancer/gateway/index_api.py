@@ -5,6 +5,7 @@ Knows three paths. Changes nothing: what is asked is neither routed nor leased, 
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import msgspec
 from aiohttp import web
@@ -12,6 +13,7 @@ from aiohttp import web
 from balancer.core import Replica
 from balancer.errors import UnknownModel
 from balancer.gateway.body import read
+from balancer.hashes import PromptHashes
 from balancer.index_tables import answer_query, answer_replicas, dump, read_query
 from balancer.service import RouterService
 
@@ -41,9 +43,12 @@ class _Index:
             raise UnknownModel(f"the model '{model}' is not served here; served: {served}", param="model")
         adapter = query.lora_name or model
         answer = answer_query(
-            service.router, replicas, query, service.hashes, lambda each: each.adapter(adapter), time.monotonic()
+            service.router, replicas, query, self._hashes, lambda each: each.adapter(adapter), time.monotonic()
         )
         return web.Response(body=msgspec.json.encode({"model": model, **answer}), content_type="application/json")
+
+    def _hashes(self, prompts: Sequence[Sequence[int]], salt: str | None) -> PromptHashes:
+        return PromptHashes(prompts, salt, self._service.memory)
 
     async def replicas(self, request: web.Request) -> web.Response:
         answer = answer_replicas(self._service.router, self._all(), self._service.publishers(), time.monotonic())
