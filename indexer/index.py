@@ -10,7 +10,8 @@ from typing import Final
 
 from indexer.bound import MAX_BLOCKS, Bound
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from indexer.tiers import GPU, Keys, ReplicaId, Tier, TierImage, TierIndex
+from indexer.places import GPU, Keys, ReplicaId, Tier, TierImage
+from indexer.tiers import TierIndex
 
 __all__ = ["GPU", "MAX_BLOCKS", "CacheIndex", "Keys", "ReplicaId", "Tier", "TierImage", "TierIndex"]
 

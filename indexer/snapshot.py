@@ -31,9 +31,9 @@ from indexer.errors import SnapshotError
 from indexer.index import CacheIndex, ReplicaId, Tier, TierImage, TierIndex
 from indexer.learned import LearnedBlocks, NamesImage
 from indexer.packing import pack_small, pack_sorted, pack_words, unpack_small, unpack_sorted, unpack_words
+from indexer.places import Piece
 from indexer.recognition import RecognitionImage
 from indexer.stream import Position
-from indexer.tiers import Piece
 
 MAGIC: Final = b"kvlbsnap"
 VERSION: Final = 1

@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from indexer import bound
 from indexer.bound import MATCHED, SLACK
 from indexer.events import AllBlocksCleared
 from indexer.index import CacheIndex, ReplicaId, Tier
@@ -171,4 +172,16 @@ def test_a_hot_set_survives_a_flood_that_leaks() -> None:
         index.touch(0, hot)
     assert index.gpu.blocks(A) == 200
     assert index.let_go(A) == 0
+    index.check()
+
+
+def test_what_is_spared_in_one_call_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bound, "SPARED_AT_ONCE", 5)
+    index = index_of(A, B, max_blocks=100)
+    fill(index, *range(100))
+    index.touch(0, range(12))
+    fill(index, 200)
+    assert [index.gpu.holds(A, 0, key) for key in range(12)] == [True] * 5 + [False] * index.evicted + [True] * (
+        7 - index.evicted
+    )
     index.check()

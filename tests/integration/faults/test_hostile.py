@@ -13,9 +13,6 @@ import aiohttp
 import msgspec
 import pytest
 
-LATE_SECONDS = 5.0
-"""A flood that holds up the others does so for as long as it lasts; a busy machine may take a while for anything."""
-
 from balancer.commands.loop import SWITCH_SECONDS
 from balancer.facts import replica_id
 from indexer.wire import MAX_ODD_EVENTS
@@ -26,6 +23,9 @@ from tests.support.engines import CONFIG, Fleet
 from tests.support.gateways import Gateway, gateway, get, split
 from tests.support.upstream import upstream
 from tests.support.waiting import eventually, run
+
+LATE_SECONDS = 5.0
+"""A flood that holds up the others does so for as long as it lasts; a busy machine may take a while for anything."""
 
 IDS = list(range(300, 370))  # 70 tokens: four blocks of 16, and 6 more
 
