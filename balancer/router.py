@@ -124,7 +124,7 @@ class Router:
     def apply(self, replica: ReplicaId, events: Sequence[KVEvent]) -> None:
         """One scheduler step's events."""
         recognition = self.recognitions.get(replica)
-        if recognition is not None:
+        if recognition is not None and events:
             is_open, doubt = recognition.state is not KeyState.PROVEN, recognition.doubt
             events, is_void = recognition.read(events)
             if is_open or recognition.doubt != doubt:

@@ -151,14 +151,12 @@ class Recognition:
         When it is, the events store all that is known to be there.
         """
         is_news, before = self.groups.read(events), self.state
-        passed = self._read(events)
+        passed = (events, False) if before is KeyState.PROVEN else self._read(events)
         if is_news or self.state is not before:
             self._judge_groups()
         return passed
 
     def _read(self, events: Sequence[KVEvent]) -> tuple[Sequence[KVEvent], bool]:
-        if self.state is KeyState.PROVEN:
-            return events, False
         if self.state is KeyState.LEARNED:
             return self.learned.read(events), False
         self.state = found = self._look_for_proof(events)

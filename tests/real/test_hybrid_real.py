@@ -288,7 +288,7 @@ def test_the_events_alone_predict_every_lookup(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_learned_keys_predict_every_lookup_unless_they_say_that_something_is_missing(name: str) -> None:
-    """As of an engine whose root nobody knows; what it tells of blocks of several lengths is not enough to place them all."""
+    """As of an engine whose root nobody knows; of blocks of several lengths its events do not tell enough to place them all."""
     judge = judged(name, None)
     assert judge.recognition.state is KeyState.LEARNED
-    assert judge.judged["hits"] > 30 or len({group["block_size"] for group in CASES[name]["groups"]}) > 1
+    assert judge.judged["hits"] > 10 or "hash_size" in CASES[name]
