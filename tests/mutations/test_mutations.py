@@ -159,11 +159,6 @@ FAULTS: dict[str, Fault] = {
         "            del self._settling[lease]\n            self.predicted.drop(lease)\n",
         "            del self._settling[lease]\n",
     ),
-    "expectations outlive a restart": Fault(
-        "balancer/router.py",
-        "            self.predicted.forget(self.index.gpu.bit(replica))\n        self.index.forget",
-        "            pass\n        self.index.forget",
-    ),
 }
 
 

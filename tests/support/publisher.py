@@ -125,6 +125,8 @@ class Life:
         """The first batch of which nobody can read everything."""
         self.is_doubtful = False
         """Whether a replay has lied about where its buffer begins."""
+        self.was_silent = False
+        """Whether a replay was not answered in time."""
         self._held: list[Held] = []
         self._asks: dict[str, Ask] = {}
         self._names: dict[Any, _Names] = {}

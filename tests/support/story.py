@@ -194,14 +194,31 @@ class Story:
     def serve(self, draw: Random) -> None:
         self.world.serve(self.replica(draw))
 
-    def serve_badly(self, draw: Random) -> None:
+    def come_back_to_bad_answers(self, draw: Random) -> None:
+        """A subscription begins anew, or goes on after some batches that it has missed."""
+        replica = self.replica(draw)
+        if draw.random() < 0.5:
+            self.world.subscribe_anew(replica)
+        else:
+            self.world.part(replica)
+            self.world.send(replica, self.ask(draw))
+            for _ in range(draw.randint(0, 6)):
+                self.world.work(replica)
+        self.world.join(replica)
+        self.world.subscribe(replica)
+        self.world.read(replica)
+        for _ in range(draw.randint(1, 3)):
+            self.serve_badly(draw, replica)
+            self.world.drain(100)
+
+    def serve_badly(self, draw: Random, replica: ReplicaId | None = None) -> None:
         """A pipe that is full drops what comes next, be it the end; seldom one that lies about its beginning."""
         first = 0 if draw.random() < 0.05 else 1
         if draw.random() < 0.5:
             lost = [at for at in range(first, 30) if draw.random() < 0.3]
         else:
             lost = list(range(draw.randint(first, 6), 1_000))
-        replica = self.replica(draw)
+        replica = replica or self.replica(draw)
         self.world.serve(replica, lost, has_end=draw.random() < 0.6)
         if draw.random() < 0.5:
             self.world.breathe(replica)
@@ -292,6 +309,7 @@ WEIGHTS: dict[Callable[[Story, Random], None], float] = {
     Story.carry: 4,
     Story.serve: 4,
     Story.serve_badly: 3,
+    Story.come_back_to_bad_answers: 1,
     Story.carry_answer: 4,
     Story.lose_question: 0.5,
     Story.read: 6,

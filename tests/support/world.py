@@ -156,8 +156,10 @@ class World:
 
     def _look(self, replica: ReplicaId, look: Callable[[Subscription, float], list[Step]]) -> None:
         subscription = self.subscriptions[replica]
+        unanswered = subscription.counters["replays_unanswered"]
         try:
             self._queue(replica, subscription.news(look(subscription, self.now)))
+            self.publishers[replica].life.was_silent |= subscription.counters["replays_unanswered"] > unanswered
         except UselessPublisher:
             self._unsubscribe(replica)
             self._subscribe(replica)
@@ -346,7 +348,7 @@ class World:
                 f"{replica} is {view.state} at batch {sequence}, and was told that there are {sent}"
             )
         self._check_held(replica, view, life, sequence)
-        if not len(self.router.predicted):
+        if not self._is_waited_for(replica):
             self._check_matches(replica, life, sequence)
 
     def _check_held(self, replica: ReplicaId, view: View, life: Life, sequence: int) -> None:
@@ -371,6 +373,11 @@ class World:
             named[names[key]] += copies
         return named
 
+    def _is_waited_for(self, replica: ReplicaId) -> bool:
+        """Whether blocks are expected there, of requests under way or just ended."""
+        bit = self.router.index.gpu.bit(replica)
+        return any(bits & bit for bits in self.router.predicted.holders.values())
+
     def _check_matches(self, replica: ReplicaId, life: Life, sequence: int) -> None:
         """The last prompts again: what would be predicted for them."""
         for ask in life.asks()[-3:]:
@@ -387,8 +394,7 @@ class World:
         life, view = publisher.life, self.router.view(replica, self.now)
         assert not self.queue
         if view.state.is_promise:
-            bit = self.router.index.gpu.bit(replica)
-            assert not any(bits & bit for bits in self.router.predicted.holders.values()), f"{replica} is waited for"
+            assert not self._is_waited_for(replica), f"{replica} is waited for although nothing is under way"
             assert subscription.stream.next_sequence == (life.sent or subscription.stream.next_sequence)
             self.seen["settled as known"] += 1
             return
@@ -398,14 +404,14 @@ class World:
         raise AssertionError(f"{replica} has settled as {view.state}: {view.reason}")
 
     def _excuses(self, replica: ReplicaId, life: Life) -> Iterator[str]:
-        subscription, buffer = self.subscriptions[replica], self.publishers[replica].kind.buffer
+        buffer = self.publishers[replica].kind.buffer
         if buffer is None:
             yield "no replay socket"
         elif life.sent > buffer:
             yield "the buffer does not reach back"
         if life.first_unreadable is not None:
             yield "events that nobody can read"
-        if self.router.losses[replica].batches and (life.is_doubtful or subscription.counters["replays_unanswered"]):
+        if self.router.losses[replica].batches and (life.is_doubtful or life.was_silent):
             yield "replays that lied or never came"
         if self.router.losses[replica].contradictions:
             yield "events that came after what they explain"
