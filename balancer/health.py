@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
+from typing import Final
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -90,7 +91,7 @@ class Watcher:
                 else:
                     await self._learn()
         except Exception as error:  # whatever the endpoint does to us, it is watched on
-            if not isinstance(error, (TimeoutError, aiohttp.ClientError, OSError, msgspec.MsgspecError, _Refused)):
+            if not isinstance(error, FORESEEN):
                 log.exception("%s: a probe failed in a way that was not foreseen", self._replica.url)
             self._failed(error)
         else:
@@ -99,11 +100,15 @@ class Watcher:
 
     async def _feel(self) -> None:
         """Take the pulse. A page of metrics that does not come says nothing of the engine's health."""
-        with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError, _Refused):
+        self._pulse = Pulse()
+        try:
             async with asyncio.timeout(self._settings.timeout_seconds):
                 self._pulse = read_pulse(await self._get("/metrics", required=True))
             if self._felt is not None:
                 self._felt(self._replica.url, self._pulse)
+        except Exception as error:
+            if not isinstance(error, FORESEEN):
+                log.exception("%s: a look at its metrics failed in a way that was not foreseen", self._replica.url)
 
     async def _learn(self) -> None:
         await self._get("/health", required=True)
@@ -173,3 +178,7 @@ def skew(date: str | None, now: float) -> float | None:
 
 class _Refused(Exception):
     """The endpoint answers, but not as an engine that can be used."""
+
+
+FORESEEN: Final = (TimeoutError, aiohttp.ClientError, OSError, msgspec.MsgspecError, _Refused)
+"""What endpoints do to those who ask them."""

@@ -259,6 +259,18 @@ def test_an_engine_that_sleeps_takes_no_requests_until_it_is_awake() -> None:
     run(check())
 
 
+def test_a_look_at_the_metrics_that_fails_does_not_end_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        async with upstream() as replica, watching(replica.url) as watch:
+            await eventually(lambda: watch.statuses == [Status.READY])
+            monkeypatch.setattr("balancer.health.read_pulse", lambda page: 1 / 0)
+            before = len(replica.questions)
+            await eventually(lambda: len(replica.questions) > before + 6)
+            assert watch.statuses == [Status.READY]
+
+    run(check())
+
+
 def test_metrics_that_do_not_come_say_nothing_of_an_engines_health() -> None:
     async def silence(request: Received) -> None: ...
 
@@ -267,11 +279,14 @@ def test_metrics_that_do_not_come_say_nothing_of_an_engines_health() -> None:
 
     async def check() -> None:
         async with upstream() as replica, watching(replica.url) as watch:
-            await eventually(lambda: watch.statuses == [Status.READY])
+            awake = replica.paths["/metrics"]
+            assert isinstance(awake, bytes)
+            replica.paths["/metrics"] = awake + SLEEPS
+            await eventually(lambda: watch.statuses[-1:] == [Status.ASLEEP])
             for answer in (silence, refuse):
                 replica.paths["/metrics"] = answer
                 before = len(replica.questions)
                 await eventually(lambda before=before: len(replica.questions) > before + 4)  # type: ignore[misc]
-            assert watch.statuses == [Status.READY]
+            assert watch.statuses[-2:] == [Status.ASLEEP, Status.READY], "who sleeps and cannot be asked is tried"
 
     run(check())
