@@ -208,7 +208,7 @@ async def _with_ports(caches: Iterable[Cache]) -> tuple[Cache, ...]:
 async def _with_port(cache: Cache) -> Cache:
     if cache.stream is None or cache.stream.is_connected or cache.source is None:
         return cache
-    problem = await _connect(cache.source.events)
+    problem = "nobody connects to it" if cache.source.is_dialling else await _connect(cache.source.events)
     return msgspec.structs.replace(cache, stream=msgspec.structs.replace(cache.stream, problem=problem))
 
 

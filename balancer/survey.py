@@ -107,6 +107,7 @@ def _cache(
         else Source(
             events=source.events,
             replay=source.replay,
+            is_dialling=source.is_dialling,
             buffer_steps=source.buffer_steps,
             hwm=source.hwm,
             max_queue_size=source.max_queue_size,

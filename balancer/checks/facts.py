@@ -22,6 +22,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
     events: str
     replay: str | None = None
+    is_dialling: bool = False
+    """Events are an address of ours, which the publisher connects to."""
     buffer_steps: int | None = None
     hwm: int | None = None
     max_queue_size: int | None = None

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from balancer.checks.facts import Cache, Facts, Stream
+from balancer.checks.facts import Cache, Facts, Source, Stream
 from balancer.checks.finding import Finding, broken, degraded, ok, skipped
 
 OLDEST: Final = (0, 11)
@@ -107,7 +107,7 @@ def port(facts: Facts) -> Iterator[Finding]:
             yield broken(
                 each.replica,
                 f"no subscription to {source}: {reason}",
-                "open the port between kvlb and the engine, and look whether vLLM binds it to an address of its own",
+                _port_remedy(each.source),
             )
         elif stream.foreign_topics:
             yield broken(
@@ -123,6 +123,14 @@ def port(facts: Facts) -> Iterator[Finding]:
             )
         else:
             yield ok(each.replica, "its events are subscribed to")
+
+
+def _port_remedy(source: Source | None) -> str:
+    if source is not None and source.is_dialling:
+        return (
+            "let the \"endpoint\" of that engine's --kv-events-config be kvlb's host and this port, and of no other's"
+        )
+    return "open the port between kvlb and the engine, and look whether vLLM binds it to an address of its own"
 
 
 def replay(facts: Facts) -> Iterator[Finding]:

@@ -32,6 +32,7 @@ REPLICA_FAULTS: list[tuple[str, Verdict, Cache, str, str]] = [
     ("events", Verdict.BROKEN, cache(source=None, stream=None), "KV events are off", "enable_kv_cache_events"),
     ("events", Verdict.BROKEN, cache(version="0.22.1", source=None), "does not tell where its KV events are", 'events = "'),
     ("port", Verdict.BROKEN, cache(stream={"is_connected": False}), "no subscription to tcp://h:5557: no ZMQ", "open the port"),
+    ("port", Verdict.BROKEN, cache(source={"is_dialling": True}, stream=None), "no subscription to", "kvlb's host"),
     ("port", Verdict.BROKEN, cache(stream={"is_connected": False, "problem": "firewall"}), "tcp://h:5557: firewall", ""),
     ("port", Verdict.BROKEN, cache(stream=None), "no subscription to tcp://h:5557", "open the port"),
     ("port", Verdict.BROKEN, cache(stream={"foreign_topics": 1}), "under another topic", "set topic"),
