@@ -51,6 +51,7 @@ def test_a_host_that_vanishes_without_a_word_is_missed_and_followed_again(
         publisher.publish(batch(1.0))
         status = until(hasty, lambda status: not status.is_connected)
         assert (status.is_complete, received.applied[A]) == (False, [0.0])
+        threading.Event().wait(0.5)  # the attempts made meanwhile are swallowed, too
         between.mend()
         received.wait_for(A, 0.0, 1.0)
         until(hasty, is_settled)
@@ -153,7 +154,9 @@ def test_two_engines_that_dial_one_port_are_not_mixed(
         until(reader, lambda status: not status.is_connected)
         for number in range(20):
             other.publish(batch(500.0 + number))
+            threading.Event().wait(0.02)  # its subscription takes a moment
         publisher.publish(batch(1.0))
+        threading.Event().wait(0.1)
         assert any(f"2 engines connect to {dialled}" in each for each in warnings(caplog))
         assert received.applied[A] == [0.0]
     finally:

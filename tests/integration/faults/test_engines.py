@@ -143,6 +143,17 @@ def test_another_model_at_the_same_address_is_another_cache() -> None:
     run(check())
 
 
+def test_an_engine_whose_stream_breaks_off_is_looked_at_at_once() -> None:
+    """Not with its next turn, which is a minute away, nor by a request that fails."""
+
+    async def check() -> None:
+        async with fleet(config(), config(), health={"interval_seconds": 60.0}) as over:
+            await over.engines[0].kill()
+            await eventually(lambda: sorted(statuses(over)) == [Status.LOST, Status.READY])
+
+    run(check())
+
+
 def test_a_restart_of_an_engine_without_events_is_seen_in_its_metrics() -> None:
     """Nothing else tells of it: no stream breaks, no probe fails."""
 
