@@ -72,6 +72,19 @@ class IndexCollector(Collector):
         evicted = CounterMetricFamily(
             "kvlb_index_evicted_blocks", "Blocks that were let go because that limit was reached."
         )
+        orphans = GaugeMetricFamily(
+            "kvlb_index_orphans",
+            "Blocks with learned keys that the replica holds and that have no key.",
+            labels=["replica"],
+        )
+        placed = CounterMetricFamily(
+            "kvlb_index_orphans_placed",
+            "Of these, blocks whose beginning became known, in the engine's present life.",
+            labels=["replica"],
+        )
+        for replica, recognition in self._source.router.recognitions.items():
+            orphans.add_metric([replica], recognition.unplaced)
+            placed.add_metric([replica], recognition.learned.orphans.placed)
         index = self._source.router.index
         for tier, table in index.tiers.items():
             for replica in index.replicas:
@@ -82,7 +95,7 @@ class IndexCollector(Collector):
         size.add_metric([], index.size)
         most.add_metric([], index.max_blocks)
         evicted.add_metric([], index.evicted)
-        return [blocks, copies, unknown, dropped, size, most, evicted]
+        return [blocks, copies, orphans, placed, unknown, dropped, size, most, evicted]
 
     def _events(self) -> Iterable[Metric]:
         connected = GaugeMetricFamily(

@@ -1,7 +1,12 @@
 """``balancer/metrics.py``: the page says what happened, under names that stay, with labels that nobody outside can multiply."""
 
+import msgspec
+
+from indexer.events import NIL
+from tests.indexer.announced import raw
 from tests.indexer.samples import stored
 from tests.support.gateways import Gateway, gateway, get, post, split
+from tests.support.routing import RANDOM, told
 from tests.support.upstream import Received, upstream
 from tests.support.waiting import run
 
@@ -100,5 +105,26 @@ def test_what_the_index_lets_go_at_its_limit_is_seen() -> None:
             assert await total(front, "kvlb_index_max_blocks") == 10
             assert 0 < await total(front, "kvlb_index_size_blocks") <= 10
             assert await total(front, "kvlb_index_evicted_blocks_total") == 25 - router.index.size
+
+    run(check())
+
+
+def test_blocks_that_wait_for_their_beginning_are_told() -> None:
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            (live,) = front.service.router.fleet
+            prompt = told(range(12), RANDOM)
+            tail = msgspec.structs.replace(
+                prompt,
+                block_hashes=prompt.block_hashes[1:],
+                parent_block_hash=prompt.block_hashes[0],
+                token_ids=raw(list(range(4, 12))),
+                extra_keys=NIL,
+            )
+            front.service.router.apply(live.replica.id, [told(range(50, 54), RANDOM), tail])
+            assert await total(front, "kvlb_index_orphans") == 2
+            front.service.router.apply(live.replica.id, [prompt])
+            assert await total(front, "kvlb_index_orphans") == 0
+            assert await total(front, "kvlb_index_orphans_placed_total") == 2
 
     run(check())
