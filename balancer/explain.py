@@ -148,13 +148,13 @@ def tiers(router: Router, request: RouteRequest, candidates: Sequence[Candidate]
 
 def _held(router: Router, request: RouteRequest, live: LiveReplica) -> dict[str, int]:
     replica = live.replica
-    recipe = router.recognitions[replica.id].recipe
+    recipe = router.caches.recognitions[replica.id].recipe
     found: dict[str, int] = {}
     if recipe is None or not request.reads_cache:
         return found
-    rule = router.recognitions[replica.id].rule
+    rule = router.caches.recognitions[replica.id].rule
     chains = request.hashes.chains(recipe, replica.adapter(request.model))
-    for tier, table in router.index.tiers.items():
+    for tier, table in router.caches.index.tiers.items():
         if not table.blocks(replica.id):
             continue
         bit = table.bit(replica.id)

@@ -49,8 +49,8 @@ class Handover:
         all this still holds, and those of which nothing has shown yet how their keys are to be read.
         """
         router = self._router
-        while router.index.has_retired:  # else sweeping would change the tables between two slices
-            router.index.sweep()
+        while router.caches.index.has_retired:  # else sweeping would change the tables between two slices
+            router.caches.index.sweep()
             yield
         images: dict[ReplicaId, ReplicaImage] = {}
         names: dict[ReplicaId, deque[NamesImage]] = {}
@@ -58,24 +58,27 @@ class Handover:
             image = self._image(live.replica)
             if image is not None:
                 images[image.replica] = image
-                names[image.replica] = yield from router.recognitions[image.replica].learned.export()
+                names[image.replica] = yield from router.caches.recognitions[image.replica].learned.export()
         for replica, restored in list(self.waiting.items()):
             images[replica] = restored.image
             names[replica] = yield from restored.learned.export()
         tables = {}
-        for tier, table in list(router.index.tiers.items()):
+        for tier, table in list(router.caches.index.tiers.items()):
             tables[tier] = yield from table.export()
         still = {*self.waiting, *(live.replica.id for live in router.fleet)}
         return Image(now, [image for replica, image in images.items() if replica in still], names, tables)
 
     def _image(self, replica: Replica) -> ReplicaImage | None:
         router = self._router
-        if replica.id not in router.recognitions:  # removed since the first slice
+        if replica.id not in router.caches.recognitions:  # removed since the first slice
             return None
-        position, recognition = router.positions.get(replica.id, Position()), router.recognitions[replica.id].export()
+        position, recognition = (
+            router.caches.positions.get(replica.id, Position()),
+            router.caches.recognitions[replica.id].export(),
+        )
         if recognition is None or not position.can_be_resumed:
             return None
-        notes = _Notes(identity(replica), router.losses[replica.id])
+        notes = _Notes(identity(replica), router.caches.losses[replica.id])
         return ReplicaImage(replica.id, msgspec.msgpack.encode(notes), position, recognition)
 
     # Restoring
@@ -85,7 +88,7 @@ class Handover:
 
         ``oldest`` is in seconds since the epoch. End it with ``accept`` or ``abandon``.
         """
-        index = self._router.index
+        index = self._router.caches.index
         assert not index.replicas, "a snapshot is restored into an empty index"
         return Restoration(index, lambda replica: _host(replica) in self._hosts, oldest)
 
@@ -103,11 +106,11 @@ class Handover:
         except msgspec.MsgspecError as error:
             raise SnapshotError(f"it is of another kvlb: {error}") from error
         self.waiting = {each.image.replica: each for each in restored}
-        return sum(self._router.index.gpu.blocks(replica) for replica in self.waiting)
+        return sum(self._router.caches.index.gpu.blocks(replica) for replica in self.waiting)
 
     def abandon(self) -> None:
         """What has come cannot be trusted: nothing of it stays."""
-        index = self._router.index
+        index = self._router.caches.index
         for replica in index.replicas:
             index.remove(replica)
         while index.has_retired:
@@ -129,9 +132,9 @@ class Handover:
         elif source is None or source.replay is None:
             problem = "without a replay socket it cannot be asked whether it is still in the same life"
         else:
-            self._router.restore(restored, notes.losses)
+            self._router.caches.restore(restored, notes.losses)
             return restored.image.position, None
-        self._router.index.forget(replica.id)
+        self._router.caches.index.forget(replica.id)
         return None, problem
 
     def drop(self, endpoint: str) -> list[ReplicaId]:
@@ -146,7 +149,7 @@ class Handover:
     def _drop(self, gone: list[ReplicaId]) -> list[ReplicaId]:
         for replica in gone:
             del self.waiting[replica]
-            self._router.index.remove(replica)
+            self._router.caches.index.remove(replica)
         return gone
 
 

@@ -44,7 +44,7 @@ class IndexCollector(Collector):
         )
         router, now = self._source.router, time.monotonic()
         for live in router.fleet:
-            view = router.view(live.replica.id, now)
+            view = router.caches.view(live.replica.id, now)
             for each in Knowledge:
                 states.add_metric([live.replica.id, each], float(view.state is each))
         return states
@@ -82,10 +82,10 @@ class IndexCollector(Collector):
             "Of these, blocks whose beginning became known, in the engine's present life.",
             labels=["replica"],
         )
-        for replica, recognition in self._source.router.recognitions.items():
+        for replica, recognition in self._source.router.caches.recognitions.items():
             orphans.add_metric([replica], recognition.unplaced)
             placed.add_metric([replica], recognition.learned.orphans.placed)
-        index = self._source.router.index
+        index = self._source.router.caches.index
         for tier, table in index.tiers.items():
             for replica in index.replicas:
                 blocks.add_metric([replica, tier.label], table.blocks(replica))

@@ -73,8 +73,8 @@ def answer_query(
     else:
         prefix = GivenKeys([key & KEY_MASK for key in query.block_hashes or ()])
         asked = [each for each in replicas if not _is_learned(router, each.id)]
-    found = match(router.index, router.recognitions, asked, prefix, adapter_of)
-    labels = [tier.label for tier in tiers_in_order(router.index)]
+    found = match(router.caches.index, router.caches.recognitions, asked, prefix, adapter_of)
+    labels = [tier.label for tier in tiers_in_order(router.caches.index)]
     nothing = (0,) * len(labels)
     rows = []
     for replica in replicas:
@@ -94,10 +94,10 @@ def answer_replicas(
     """Every replica: what is known of its cache, what it holds in each tier, and how its event stream stands."""
     rows = []
     for replica in replicas:
-        view = router.view(replica.id, now)
+        view = router.caches.view(replica.id, now)
         tiers = {
             tier.label: {"blocks": table.blocks(replica.id), "copies": table.copies(replica.id)}
-            for tier, table in router.index.tiers.items()
+            for tier, table in router.caches.index.tiers.items()
         }
         row = _row(router, replica, now)
         row |= {
@@ -113,8 +113,8 @@ def answer_replicas(
 
 
 def _row(router: Router, replica: Replica, now: float) -> dict[str, Any]:
-    view = router.view(replica.id, now)
-    recipe = router.recognitions[replica.id].recipe
+    view = router.caches.view(replica.id, now)
+    recipe = router.caches.recognitions[replica.id].recipe
     return {
         "replica": replica.id,
         "knowledge": view.state,
@@ -125,7 +125,7 @@ def _row(router: Router, replica: Replica, now: float) -> dict[str, Any]:
 
 
 def _is_learned(router: Router, replica: ReplicaId) -> bool:
-    return router.recognitions[replica].state is KeyState.LEARNED
+    return router.caches.recognitions[replica].state is KeyState.LEARNED
 
 
 def dump(router: Router, replicas: Sequence[Replica], now: float) -> Iterator[bytes]:
@@ -136,7 +136,7 @@ def dump(router: Router, replicas: Sequence[Replica], now: float) -> Iterator[by
     wanted = {replica.id for replica in replicas}
     yield _line({"format": FORMAT, "replicas": [_row(router, replica, now) for replica in replicas]})
     count = 0
-    for tier, table in list(router.index.tiers.items()):
+    for tier, table in list(router.caches.index.tiers.items()):
         names = {table.bit(replica): replica for replica in wanted if table.blocks(replica)}
         among = sum(names)
         for group in list(table.groups):

@@ -153,7 +153,7 @@ class _RouterCollector(IndexCollector):
             labels=["correction"],
         )
         router = self._service.router
-        for key, tally in router.audit.tallies.items():
+        for key, tally in router.caches.audit.tallies.items():
             for result in ("exact", "over", "under", "other_tokens"):
                 results.add_metric([*key, result], getattr(tally, result))
             results.add_metric([*key, "estimate_exact"], tally.estimates_exact)
@@ -166,7 +166,7 @@ class _RouterCollector(IndexCollector):
                 share.add_metric(key, recent)
             bounds = [*map(str, ERROR_BOUNDS), "+Inf"]
             errors.add_metric(key, list(zip(bounds, accumulate(tally.errors), strict=True)), tally.error_tokens)
-        for correction, count in router.healer.corrections.items():
+        for correction, count in router.caches.healer.corrections.items():
             corrections.add_metric([correction], count)
         return [results, causes, predicted, actual, share, errors, corrections]
 

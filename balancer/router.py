@@ -1,47 +1,22 @@
-"""The brain: what is known of every cache and every queue, and the choice of a replica for each request.
+"""The brain: the choice of a replica for each request, by what its cache holds and by what it has to do.
 
-Knows the index, the blocks that are expected, the fleet and the policy, and binds them together. Never knows sockets, bodies
-or clocks: news comes in through ``observe``, ``put`` and ``set_status``, time as ``now`` (seconds, any monotonic clock), chance
-as ``draw``; orders go out as values (``orders``). Between calls: each open lease belongs to one replica, and is released
-exactly once.
+Knows the caches, the fleet and the policy, and binds them together. Never knows sockets, bodies or clocks: news comes in
+through ``put``, ``set_status`` and ``caches.observe``, time as ``now`` (seconds, any monotonic clock), chance as ``draw``.
+Between calls: each open lease belongs to one replica, and is released exactly once.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 import msgspec
 
-from balancer.audit import Audit, Cause
+from balancer.caches import Caches, Sent
 from balancer.core import Candidate, Decision, Outcome, Replica, RouteRequest, Truth
 from balancer.errors import NoReplica, UnknownModel
 from balancer.fleet import Fleet, LiveReplica, Status
-from balancer.healing import REMEMBERED_BLOCKS, SETTLE_SECONDS, Correction, Finding, Healer
-from balancer.knowledge import FED, Losses, View, judge
-from balancer.matching import Holding, Matcher
+from balancer.healing import SETTLE_SECONDS
+from balancer.matching import Holding
 from balancer.policies.base import Policy
-from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from indexer.groups import Untold
-from indexer.hits import placed
-from indexer.index import GPU, MAX_BLOCKS, CacheIndex, ReplicaId
-from indexer.predicted import PredictedBlocks
-from indexer.recognition import KeyState, Recognition
-from indexer.snapshot import Restored
-from indexer.stream import Apply, Forget, Lost, Position, Replay, Standing, Step
-
-
-class Resync(msgspec.Struct, frozen=True):
-    """An order: ask this replica's publisher whether anything is missing."""
-
-    replica: ReplicaId
-    reason: str
-
-
-class _Open(msgspec.Struct, frozen=True):
-    """A lease that has not been released, and the life of the replica's cache that it was given in (``Healer.life``)."""
-
-    decision: Decision
-    request: RouteRequest
-    life: int
+from indexer.index import MAX_BLOCKS, ReplicaId
 
 
 class Router:
@@ -50,122 +25,28 @@ class Router:
     def __init__(self, policy: Policy, policy_name: str, max_blocks: int = MAX_BLOCKS) -> None:
         self.policy = policy
         self.policy_name = policy_name
-        self.index = CacheIndex(max_blocks)
-        self.predicted = PredictedBlocks()
+        self.caches = Caches(max_blocks)
         self.fleet = Fleet()
-        self.audit = Audit()
-        self.healer = Healer(self.index, self.predicted, self.audit)
-        self.orders: list[Resync] = []
-        """For whoever has the sockets to obey, and to clear."""
-        self.recognitions: dict[ReplicaId, Recognition] = {}
-        """How the keys of each replica are read."""
-        self.positions: dict[ReplicaId, Position] = {}
-        """How far each replica's event stream has been applied."""
-        self._matcher = Matcher(self.index, self.predicted, self.recognitions)
-        self._losses: dict[ReplicaId, Losses] = {}
-        self._standings: dict[ReplicaId, Standing] = {}
-        self._views: dict[ReplicaId, View] = {}
-        self._unjudged: set[ReplicaId] = set()  # whose view may have changed
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, Sent] = {}
         self._settling: dict[int, float] = {}  # lease -> when its expectations end; in order of time
 
     def __repr__(self) -> str:
-        return f"<Router {self.policy_name}: {self.fleet!r}, {self.index!r}, {self.predicted!r}>"
+        return f"<Router {self.policy_name}: {self.fleet!r}, {self.caches!r}>"
 
     # News
 
     def put(self, replica: Replica) -> None:
         """Add a replica or replace what is known of it."""
         self.fleet.put(replica)
-        self.index.add(replica.id)
-        known, untold = self.recognitions.get(replica.id), Untold(replica.has_eagle, replica.attention_chunk)
-        if known is None:
-            self.recognitions[replica.id] = Recognition(replica.recipe, replica.adapters, untold)
-        else:
-            known.declare(replica.recipe, replica.adapters, untold)
-        if replica.id not in self._losses:
-            self._find_whole(replica.id)
-        self._unjudged.add(replica.id)
+        self.caches.put(replica)
 
     def remove(self, replica: ReplicaId) -> None:
         """The replica is gone: forget its cache, and drop events of it that are still on their way."""
-        self._forget(replica)
-        self.index.remove(replica)
+        self.caches.remove(replica)
         self.fleet.remove(replica)
-        self.audit.remove(replica)
-        self.healer.ended(replica)
-        self._unjudged.discard(replica)
-        for known in (self.recognitions, self._losses, self._standings, self._views, self.positions):
-            known.pop(replica, None)
 
     def set_status(self, replica: ReplicaId, status: Status) -> None:
         self.fleet.set_status(replica, status)
-
-    def observe(self, replica: ReplicaId, steps: Iterable[Step]) -> None:
-        """What the replica's event stream says, in order."""
-        for step in steps:
-            match step:
-                case Apply():
-                    for batch in step.batches:
-                        self.apply(replica, batch.events)
-                        # Behind a clear of the same batch: nothing tells on which side of it the unreadable ones were.
-                        self._lose(replica, events=len(batch.skipped))
-                case Forget():
-                    self._forget(replica)
-                case Lost():
-                    self._lose(replica, batches=step.last - step.first + 1)
-                case Standing():
-                    self._stand(replica, step)
-                case Replay():
-                    raise AssertionError(f"{step} is for the source to obey")
-            if replica in self.index.replicas:
-                self.positions[replica] = self.positions.get(replica, Position()).after(step)
-
-    def apply(self, replica: ReplicaId, events: Sequence[KVEvent]) -> None:
-        """One scheduler step's events."""
-        recognition = self.recognitions.get(replica)
-        if recognition is not None and events:
-            is_open, doubt = recognition.state is not KeyState.PROVEN, recognition.doubt
-            events, is_void = recognition.read(events)
-            if is_open or recognition.doubt != doubt:
-                self._unjudged.add(replica)
-            if is_void:
-                self._forget_blocks(replica)
-                self.healer.began(replica)
-        if replica in self._losses:
-            self._settle(replica, events)
-        self.index.apply(replica, events)
-
-    def restore(self, restored: Restored, losses: Losses) -> None:
-        """What another router knew of a replica that is in the fleet now; its blocks are in the index already."""
-        image = restored.image
-        self.recognitions[image.replica].restore(image.recognition, restored.learned)
-        self.positions[image.replica] = image.position
-        self._losses[image.replica] = losses
-        if losses.is_overfull:
-            self.index.removal_means_gone.add(image.replica)
-        self._unjudged.add(image.replica)
-
-    def view(self, replica: ReplicaId, now: float) -> View:
-        """How much is known of the replica's cache, why, and since when."""
-        view = self._views.get(replica)
-        if view is not None and replica not in self._unjudged:
-            return view
-        live = self.fleet.get(replica)
-        assert live is not None, f"{replica} is not in the fleet"
-        losses = self._losses[replica]
-        losses.let_go = self.index.let_go(replica)
-        standing = self._standings.get(replica, FED)
-        new = judge(live.replica, self.recognitions[replica], standing, losses)
-        since = view.since if view is not None and view.state is new.state else now
-        new = self._views[replica] = msgspec.structs.replace(new, since=since)
-        self._unjudged.discard(replica)
-        return new
-
-    @property
-    def losses(self) -> Mapping[ReplicaId, Losses]:
-        """What is missing or in doubt, for each replica."""
-        return self._losses
 
     # The two calls of a request
 
@@ -177,13 +58,11 @@ class Router:
             NoReplica: none of those that do can take a request now.
         """
         decision, holding = self._decide(request, now, draw)
-        replica = decision.replica.id
-        live = self.fleet.get(replica)
+        live = self.fleet.get(decision.replica.id)
         assert live is not None, "a replica was chosen that is not in the fleet"
         lease = self.fleet.acquire(live, decision.prompt_tokens - decision.cached_tokens)
         decision = msgspec.structs.replace(decision, lease=lease)
-        self._open[lease] = _Open(decision, request, self.healer.life(replica))
-        self.predicted.expect(lease, self.index.gpu.bit(replica), holding.missing)
+        self._open[lease] = self.caches.sent(decision, request, holding.missing)
         return decision
 
     def consider(self, request: RouteRequest, now: float, draw: float) -> Decision:
@@ -204,17 +83,13 @@ class Router:
         Raises:
             KeyError: the lease was released before, or never given.
         """
-        ended = self._open.pop(lease)
+        sent = self._open.pop(lease)
         self.fleet.release(lease)
         if outcome is not Outcome.OK:
-            self.predicted.drop(lease)
+            self.caches.expect_no_more(lease)
             return
-        if truth is not None:
-            self._compare(ended, truth, now)
         self._settling[lease] = now + SETTLE_SECONDS
-        replica = ended.decision.replica.id
-        if replica in self._losses and not self.view(replica, now).state.is_promise:
-            self._remember(ended)
+        self.caches.finished(sent, now, truth)
 
     def tick(self, now: float) -> None:
         """What is due by time alone; call it often."""
@@ -222,24 +97,17 @@ class Router:
             if self._settling[lease] > now:
                 break
             del self._settling[lease]
-            self.predicted.drop(lease)
-        for finding in self.healer.tick(now):
-            self._heed(finding, now)
-        for live in self.fleet:
-            self._count_copies(live.replica)
-        self._unjudged.update(self._losses)
-        if self.index.has_retired:
-            self.index.sweep()
+            self.caches.expect_no_more(lease)
+        self.caches.tick(now)
 
     # How
 
     def _decide(self, request: RouteRequest, now: float, draw: float) -> tuple[Decision, Holding]:
         serving = self._available(request)
         replicas = [live.replica for live in serving]
-        matches = self._matcher.match(request, replicas)
-        for each in list(self._unjudged):
-            self.view(each, now)
-        views, prompt_tokens = self._views, request.prompt_tokens
+        caches, prompt_tokens = self.caches, request.prompt_tokens
+        matches = caches.matcher.match(request, replicas)
+        views = caches.views(now)
         candidates = tuple(
             Candidate(
                 replica=live.replica.id,
@@ -254,14 +122,14 @@ class Router:
         )
         chosen = self.policy.choose(candidates, draw)
         replica = next(each for each in replicas if each.id == chosen.replica)
-        holding = self._matcher.holding(request, replica)
-        is_comparable = request.is_comparable and bool(self._matcher.chains(request, replica))
+        holding = caches.matcher.holding(request, replica)
+        is_comparable = request.is_comparable and bool(caches.matcher.chains(request, replica))
         decision = Decision(
             lease=0,
             replica=replica,
             prompt_tokens=prompt_tokens,
             cached_tokens=chosen.cached_tokens,
-            is_predicted=is_comparable and chosen.knowledge.is_promise and not self.index.has_other_tiers(replica.id),
+            is_predicted=is_comparable and chosen.knowledge.is_promise and not caches.index.has_other_tiers(replica.id),
             knows_tokens=bool(request.prompt_lengths),
             policy=self.policy_name,
             candidates=candidates,
@@ -287,113 +155,3 @@ class Router:
                 retry_after=2,
             )
         return available
-
-    def _compare(self, ended: _Open, truth: Truth, now: float) -> None:
-        """Hold the prediction against the engine's figure, if both sides have said something of the same prompt."""
-        decision, actual = ended.decision, truth.cached_tokens
-        losses = self._losses.get(decision.replica.id)
-        if actual is None or not decision.is_comparable or losses is None:
-            return
-        if truth.prompt_tokens is not None and truth.prompt_tokens != decision.prompt_tokens:
-            reason = f"the engine counted {truth.prompt_tokens} prompt tokens: it was not this prompt"
-            self.audit.explain(decision, actual, Cause.WORKLOAD, reason, now)
-            return
-        if self.audit.compare(decision, actual):
-            if losses.confirmed():
-                self.predicted.forget_remembered(self.index.gpu.bit(decision.replica.id))
-                self._unjudged.add(decision.replica.id)
-            return
-        recipe = self._matcher.recipe(decision.replica)
-        chains = self._matcher.chains(ended.request, decision.replica)
-        if recipe is not None and chains:
-            keys = chains[0].keys(decision.prompt_tokens // recipe.block_size)
-            self.healer.doubt(
-                decision, actual, tuple(keys), recipe.block_size, ended.life, now, self._matcher.rule(decision.replica)
-            )
-
-    def _heed(self, finding: Finding, now: float) -> None:
-        decision = finding.doubt.decision
-        replica = decision.replica.id
-        losses = self._losses.get(replica)
-        if losses is None or finding.cause is not Cause.INDEX:
-            return
-        if self.view(replica, now).state.is_promise:  # else events are known to be missing, which may explain it
-            if decision.is_predicted:
-                losses.contradicted()
-                self._unjudged.add(replica)
-            else:  # what was missing when it was decided has come since
-                self.predicted.forget_remembered(self.index.gpu.bit(replica))
-        if finding.correction in {Correction.DROPPED, Correction.LEARNED}:
-            self.orders.append(Resync(replica, finding.reason))
-
-    def _remember(self, ended: _Open) -> None:
-        """A replica that does not tell all: what a finished request has left there is remembered until it says otherwise."""
-        replica = ended.decision.replica
-        if self.healer.life(replica.id) == ended.life:
-            missing = self._matcher.holding(ended.request, replica).missing
-            self.predicted.remember(
-                self.index.gpu.bit(replica.id), missing, replica.num_gpu_blocks or REMEMBERED_BLOCKS
-            )
-
-    def _count_copies(self, replica: Replica) -> None:
-        """More blocks than the engine has: removals were lost, or stores were told twice (vLLM 0.32, contract of its pool)."""
-        losses = self._losses[replica.id]
-        if replica.num_gpu_blocks is None or losses.is_overfull:
-            return
-        rule = self._matcher.rule(replica)
-        if rule is not None and rule.has_parts_of_blocks:
-            return
-        if self.index.gpu.copies(replica.id) >= replica.num_gpu_blocks:
-            losses.is_overfull = True
-            self.index.removal_means_gone.add(replica.id)
-            self.recognitions[replica.id].learned.removal_means_gone = True
-
-    def _settle(self, replica: ReplicaId, events: Sequence[KVEvent]) -> None:
-        """What events say is no longer expected or missing: the index speaks for it."""
-        bit = self.index.gpu.bit(replica)
-        for event in events:
-            if isinstance(event, BlockStored):
-                if event.medium in {None, GPU}:
-                    self.predicted.confirm(bit, placed(event.group_idx or 0, event.block_hashes))
-            elif isinstance(event, BlockRemoved):
-                if event.medium in {None, GPU}:
-                    self.predicted.deny(bit, placed(event.group_idx or 0, event.block_hashes))
-            elif isinstance(event, AllBlocksCleared):
-                self.predicted.forget(bit)
-                self._find_whole(replica)
-
-    def _stand(self, replica: ReplicaId, standing: Standing) -> None:
-        losses = self._losses.get(replica)
-        if losses is None:
-            return
-        self._standings[replica] = standing
-        self._unjudged.add(replica)
-        if standing.is_connected and standing.is_complete and not (losses.batches or losses.events):
-            # All that it holds is known from its events now; what was remembered until then may be gone.
-            self.predicted.forget_remembered(self.index.gpu.bit(replica))
-
-    def _lose(self, replica: ReplicaId, *, batches: int = 0, events: int = 0) -> None:
-        losses = self._losses.get(replica)
-        if losses is not None and (batches or events):
-            losses.batches += batches
-            losses.events += events
-            self._unjudged.add(replica)
-
-    def _find_whole(self, replica: ReplicaId) -> None:
-        """Its GPU cache is known to be empty: whatever was missing or in doubt of it is no longer."""
-        self._losses[replica] = Losses()
-        self.healer.began(replica)
-        self.index.removal_means_gone.discard(replica)
-        self._unjudged.add(replica)
-
-    def _forget(self, replica: ReplicaId) -> None:
-        """Another life of the engine, or none."""
-        self._forget_blocks(replica)
-        if replica in self.recognitions:
-            self.recognitions[replica].forget()
-            self._find_whole(replica)
-
-    def _forget_blocks(self, replica: ReplicaId) -> None:
-        if replica in self.index.replicas:
-            self.predicted.forget(self.index.gpu.bit(replica))
-        self.index.forget(replica)

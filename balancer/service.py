@@ -108,7 +108,7 @@ class RouterService:
         decision = self._told_unheard(self.router.route, request)
         self.decisions.opened(decision, request.model, origin, time.time())
         if decision.replica.id in self._publishers:
-            recipe = self.router.recognitions[decision.replica.id].recipe
+            recipe = self.router.caches.recognitions[decision.replica.id].recipe
             self.silence.sent(decision, request.prompt_lengths, recipe.block_size if recipe else UNKNOWN_BLOCK_SIZE)
         return decision
 
@@ -239,7 +239,7 @@ class RouterService:
             self.router.put(each.replica)
             resume = self.warm.adopt(each)
             if is_new:  # until the subscription says otherwise
-                self.router.observe(each.replica.id, [Standing(is_restored=resume is not None)])
+                self.router.caches.observe(each.replica.id, [Standing(is_restored=resume is not None)])
             for warning in each.warnings:
                 log.warning("%s: %s", each.replica.id, warning)
             self._follow(each.replica.id, each.source, resume)
@@ -260,7 +260,7 @@ class RouterService:
 
     def _felt(self, endpoint: str, pulse: Pulse) -> None:
         """One look at the endpoint's metrics."""
-        clears = self.router.index.clears
+        clears = self.router.caches.index.clears
         for live in list(self.router.fleet):
             replica = live.replica
             if replica.endpoint == endpoint:
@@ -270,12 +270,12 @@ class RouterService:
     def _obey(self, replica: ReplicaId, order: Order | None, reason: str) -> None:
         match order:
             case Order.CLEAR:
-                self.router.apply(replica, [AllBlocksCleared()])
+                self.router.caches.apply(replica, [AllBlocksCleared()])
             case Order.BEGIN_ANEW if replica in self._publishers:
                 log.info("%s: %s, which its events have not told yet", replica, reason)
                 self.feed.reader.add(self._publishers[replica])  # the old subscription ends with a Forget
             case Order.BEGIN_ANEW:
-                self.router.observe(replica, [Forget(reason)])
+                self.router.caches.observe(replica, [Forget(reason)])
 
     def _break_silence(self, replica: ReplicaId) -> None:
         """Tell that no events come, and subscribe anew: that costs nothing where nothing is known."""
@@ -312,7 +312,7 @@ class RouterService:
         is_gone = isinstance(step, Standing) and not step.is_connected
         if (is_gone or isinstance(step, Forget)) and (live := self.router.fleet.get(replica)) is not None:
             self.broke_off(live.replica.endpoint)  # a restart, perhaps of another model, faster than the probes
-        self.router.observe(replica, [step])
+        self.router.caches.observe(replica, [step])
 
     async def _tick(self) -> None:
         while True:
@@ -322,14 +322,14 @@ class RouterService:
             self._tell_knowledge()
 
     def _obey_orders(self) -> None:
-        orders, self.router.orders = self.router.orders, []
+        orders, self.router.caches.orders = self.router.caches.orders, []
         for order in orders:
             log.warning("%s: its events are asked for again: %s", order.replica, order.reason)
             self.feed.reader.recheck(order.replica)
 
     def _tell_knowledge(self) -> None:
         now = time.monotonic()
-        views = {live.replica.id: self.router.view(live.replica.id, now) for live in self.router.fleet}
+        views = {live.replica.id: self.router.caches.view(live.replica.id, now) for live in self.router.fleet}
         self.decisions.know(views)
         for replica, view in views.items():
             self._news.knowledge(replica, view, now)

@@ -38,7 +38,7 @@ def survey(service: RouterService, snapshot: SnapshotSettings | None = None) -> 
             for each in describe(settings[url], watcher.facts)
             if service.router.fleet.get(each.replica.id) is not None
         ),
-        max_blocks=service.router.index.max_blocks,
+        max_blocks=service.router.caches.index.max_blocks,
         snapshot=path,
         snapshot_problem=None if path is None else _unwritable(Path(path)) or _unsaved(service),
         requests=salts.requests,
@@ -87,9 +87,9 @@ def _cache(
     replica, source = described.replica, described.source
     router = service.router
     told = next((each for each in watcher.facts.cache if each.rank == replica.rank), CacheConfig(0, *[None] * 4))
-    recognition = router.recognitions[replica.id]
+    recognition = router.caches.recognitions[replica.id]
     recipe = recognition.declared
-    view = router.view(replica.id, time.monotonic())
+    view = router.caches.view(replica.id, time.monotonic())
     return Cache(
         replica=replica.id,
         endpoint=replica.endpoint,
@@ -117,8 +117,8 @@ def _cache(
         keys_reason=recognition.reason,
         knowledge=view.state,
         reason=view.reason,
-        blocks=router.index.gpu.blocks(replica.id),
-        copies=router.index.gpu.copies(replica.id),
+        blocks=router.caches.index.gpu.blocks(replica.id),
+        copies=router.caches.index.gpu.copies(replica.id),
         reports=reports[replica.id],
         silences=silences[replica.id],
     )

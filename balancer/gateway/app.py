@@ -116,15 +116,15 @@ class _Control:
                 "endpoint": live.replica.endpoint,
                 "status": live.status,
                 "models": live.replica.models,
-                "recipe": router.recognitions[live.replica.id].recipe,
+                "recipe": router.caches.recognitions[live.replica.id].recipe,
                 "in_flight": live.in_flight,
                 "queued_tokens": live.queued_tokens,
-                "blocks": router.index.gpu.blocks(live.replica.id),
-                "copies": router.index.gpu.copies(live.replica.id),
-                "knowledge": router.view(live.replica.id, time.monotonic()),
-                "losses": router.losses[live.replica.id],
+                "blocks": router.caches.index.gpu.blocks(live.replica.id),
+                "copies": router.caches.index.gpu.copies(live.replica.id),
+                "knowledge": router.caches.view(live.replica.id, time.monotonic()),
+                "losses": router.caches.losses[live.replica.id],
                 "events": publishers.get(live.replica.id),
-                "predictions": router.audit.counts(live.replica.id),
+                "predictions": router.caches.audit.counts(live.replica.id),
             }
             for live in router.fleet
         ]

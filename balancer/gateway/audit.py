@@ -33,13 +33,13 @@ def _limit(text: str | None) -> int | None:
 
 def _audit(service: RouterService, limit: int | None) -> dict[str, Any]:
     router = service.router
-    differences = list(router.audit.differences)
+    differences = list(router.caches.audit.differences)
     return {
         "tallies": [
             {"replica": replica, "model": model, **_told(tally)}
-            for (replica, model), tally in router.audit.tallies.items()
+            for (replica, model), tally in router.caches.audit.tallies.items()
         ],
-        "corrections": router.healer.corrections,
+        "corrections": router.caches.healer.corrections,
         "differences": differences if limit is None else differences[max(0, len(differences) - limit) :],
     }
 

@@ -68,7 +68,7 @@ class _Debug:
                 time=time.time(),
                 path=path,
                 model=wanted.model,
-                views={each.replica: router.view(each.replica, now) for each in decision.candidates},
+                views={each.replica: router.caches.view(each.replica, now) for each in decision.candidates},
                 tiers=tiers(router, wanted, decision.candidates),
             )
         )

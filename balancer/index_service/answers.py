@@ -28,11 +28,11 @@ def scores(workers: Workers, query: Query, hashes: PrefixHashes, now: float) -> 
     router = workers.router
     adapter = None if query.lora is None else Lora(query.lora)
     replicas = [replica for _, each in subscriptions for replica in each.replicas.values()]
-    found = match(router.index, router.recognitions, replicas, hashes, lambda _: adapter)
+    found = match(router.caches.index, router.caches.recognitions, replicas, hashes, lambda _: adapter)
     answer: dict[str, Any] = {"scores": {}, "frequencies": [], "instances": {}}
     if not found:
         return answer
-    cpu_at, disk_at = _columns(tiers_in_order(router.index))
+    cpu_at, disk_at = _columns(tiers_in_order(router.caches.index))
     for name, subscription in subscriptions:
         for replica in subscription.replicas.values():
             each = found.get(replica.id)
@@ -102,7 +102,7 @@ def _listener(workers: Workers, subscription: Subscription, replica: Replica, no
         "status": status,
         "knowledge": view.state,
         "reason": view.reason,
-        "blocks": {tier.label: table.blocks(replica.id) for tier, table in router.index.tiers.items()},
+        "blocks": {tier.label: table.blocks(replica.id) for tier, table in router.caches.index.tiers.items()},
     }
     warnings = list(_warnings(workers, subscription, replica.id))
     if warnings:
@@ -112,7 +112,7 @@ def _listener(workers: Workers, subscription: Subscription, replica: Replica, no
 
 def _warnings(workers: Workers, subscription: Subscription, replica: ReplicaId) -> Iterator[str]:
     registration = subscription.registration
-    recipe = workers.router.recognitions[replica].recipe
+    recipe = workers.router.caches.recognitions[replica].recipe
     said = registration.block_size
     if said and recipe is not None and recipe.block_size != said:
         yield f"registered with block_size {said}, but the engine has blocks of {recipe.block_size}; the engine is believed"

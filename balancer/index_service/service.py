@@ -88,7 +88,7 @@ class IndexService:
             now = time.monotonic()
             self.router.tick(now)
             for live in self.router.fleet:
-                self._news.knowledge(live.replica.id, self.router.view(live.replica.id, now), now)
+                self._news.knowledge(live.replica.id, self.router.caches.view(live.replica.id, now), now)
 
     # Questions
 

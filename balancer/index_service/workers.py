@@ -128,7 +128,7 @@ class Workers:
         )
         subscription.replicas[rank] = replica
         self.router.put(replica)
-        self.router.observe(replica.id, [*subscription.losses, subscription.standing])
+        self.router.caches.observe(replica.id, [*subscription.losses, subscription.standing])
         return replica
 
     # News
@@ -140,7 +140,7 @@ class Workers:
             return
         if isinstance(step, Apply):
             for rank, batches in self._by_rank(subscription, step.batches):
-                self.router.observe(self._replica(subscription, rank).id, [Apply(batches)])
+                self.router.caches.observe(self._replica(subscription, rank).id, [Apply(batches)])
             return
         match step:
             case Forget():
@@ -151,7 +151,7 @@ class Workers:
                 subscription.standing = step
                 subscription.has_connected = subscription.has_connected or step.is_connected
         for replica in subscription.replicas.values():
-            self.router.observe(replica.id, [step])
+            self.router.caches.observe(replica.id, [step])
 
     def _by_rank(self, subscription: Subscription, batches: list[Batch]) -> Iterator[tuple[int, list[Batch]]]:
         """Runs of batches of one rank, in order. Behind one address vLLM's ranks may number themselves otherwise."""
@@ -204,7 +204,7 @@ class Workers:
 
     def status(self, subscription: Subscription, replica: Replica, now: float) -> tuple[Status, View]:
         """How far the replica can be believed, and the reason in the words of ``balancer.knowledge``."""
-        view = self.router.view(replica.id, now)
+        view = self.router.caches.view(replica.id, now)
         standing = subscription.standing
         if not standing.is_connected:
             return (Status.DISCONNECTED if subscription.has_connected else Status.PENDING), view
@@ -212,7 +212,7 @@ class Workers:
             return Status.SUSPECT, view
         if not standing.is_complete:
             return Status.PENDING, view
-        recognition = self.router.recognitions[replica.id]
+        recognition = self.router.caches.recognitions[replica.id]
         if recognition.recipe is None and not recognition.unplaced:
             return Status.ACTIVE, View(Knowledge.LEARNED, "it has told of no block yet: it holds nothing", view.since)
         return (Status.SUSPECT if view.state is Knowledge.PARTIAL else Status.ACTIVE), view

@@ -90,7 +90,7 @@ def router(*events: tuple[ReplicaId, BlockStored]) -> Router:
     for name in "ab":
         made.put(replica(name))
     for name, event in events:
-        made.observe(name, [Apply([Batch(0.0, [event])])])
+        made.caches.observe(name, [Apply([Batch(0.0, [event])])])
     return made
 
 
@@ -123,5 +123,5 @@ def test_considering_changes_nothing() -> None:
         decision = over.consider(request(PROMPT), 0.0, 0.5)
         assert (decision.lease, decision.replica.id, decision.cached_tokens) == (0, A, 40)
     assert over.fleet.open_leases == 0
-    assert not over.predicted
+    assert not over.caches.predicted
     assert {(live.in_flight, live.queued_tokens, live.last_lease) for live in over.fleet} == {(0, 0, 0)}

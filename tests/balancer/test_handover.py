@@ -33,11 +33,11 @@ def join(to: Router, handover: Handover, each: Described) -> tuple[Position | No
 def test_a_replica_goes_on_where_it_was() -> None:
     image = at_once(Handover(fed(member(A)), URLS).take(now=5.0))
     made, handover = taken_over(image)
-    assert made.index.gpu.blocks(A) == 2
+    assert made.caches.index.gpu.blocks(A) == 2
     assert join(made, handover, described(member(A))) == (Position(1, 7.5), None)
-    assert made.positions[A] == Position(1, 7.5)
-    assert made.recognitions[A].export() == image.replicas[0].recognition
-    assert made.recognitions[A].state is KeyState.PROVEN
+    assert made.caches.positions[A] == Position(1, 7.5)
+    assert made.caches.recognitions[A].export() == image.replicas[0].recognition
+    assert made.caches.recognitions[A].state is KeyState.PROVEN
     assert not handover.waiting
     assert join(made, handover, described(member(B))) == (None, None)
 
@@ -45,34 +45,38 @@ def test_a_replica_goes_on_where_it_was() -> None:
 def test_learned_keys_go_on_where_they_were() -> None:
     engine = member(A)
     before = router(engine)
-    before.observe(A, [Apply([Batch(7.5, [told(TOKENS, RANDOM)])])])
+    before.caches.observe(A, [Apply([Batch(7.5, [told(TOKENS, RANDOM)])])])
     made, handover = taken_over(at_once(Handover(before, URLS).take(now=5.0)))
     join(made, handover, described(engine))
-    assert made.recognitions[A].state is KeyState.LEARNED
+    assert made.caches.recognitions[A].state is KeyState.LEARNED
     for each in (before, made):
-        each.observe(A, [Apply([Batch(8.0, [BlockRemoved(told(TOKENS, RANDOM).block_hashes[1:])])])])
+        each.caches.observe(A, [Apply([Batch(8.0, [BlockRemoved(told(TOKENS, RANDOM).block_hashes[1:])])])])
         assert each.consider(request([*TOKENS, 1]), 1.0, 0.5).cached_tokens == 4
 
 
 def test_what_is_missing_or_in_doubt_is_told_on() -> None:
     engine = member(A, num_gpu_blocks=2)
     before = fed(engine)
-    before.observe(A, [Lost(1, 3), Apply([Batch(8.0, [], skipped=("nonsense",))])])
+    before.caches.observe(A, [Lost(1, 3), Apply([Batch(8.0, [], skipped=("nonsense",))])])
     before.tick(1.0)  # more blocks than it has: the events are not what they seem
     made, handover = taken_over(at_once(Handover(before, URLS).take(5.0)))
     assert join(made, handover, described(engine))[0] == Position(5, 8.0, 4)
-    assert made.losses[A] == before.losses[A]
-    assert (made.losses[A].batches, made.losses[A].events, made.losses[A].is_overfull) == (3, 1, True)
-    assert made.index.removal_means_gone == {A}
+    assert made.caches.losses[A] == before.caches.losses[A]
+    assert (made.caches.losses[A].batches, made.caches.losses[A].events, made.caches.losses[A].is_overfull) == (
+        3,
+        1,
+        True,
+    )
+    assert made.caches.index.removal_means_gone == {A}
 
 
 def test_until_its_publisher_confirms_it_a_replica_is_partial() -> None:
     made, handover = taken_over(at_once(Handover(fed(member(A)), URLS).take(5.0)))
     join(made, handover, described(member(A)))
-    made.observe(A, [Standing(is_connected=True, is_restored=True)])
-    assert made.view(A, 1.0).state is Knowledge.PARTIAL
-    made.observe(A, [Standing(is_connected=True, is_complete=True)])
-    assert made.view(A, 1.0).state is Knowledge.EXACT
+    made.caches.observe(A, [Standing(is_connected=True, is_restored=True)])
+    assert made.caches.view(A, 1.0).state is Knowledge.PARTIAL
+    made.caches.observe(A, [Standing(is_connected=True, is_complete=True)])
+    assert made.caches.view(A, 1.0).state is Knowledge.EXACT
 
 
 OTHERS = {
@@ -91,9 +95,9 @@ def test_a_replica_that_is_another_one_now_begins_anew(name: str) -> None:
     position, why = join(made, handover, now)
     assert position is None
     assert problem in str(why)
-    assert A in made.index.replicas
-    assert (made.index.gpu.blocks(A), made.index.gpu.blocks(B)) == (0, 2)
-    assert made.positions.get(A, Position()) == Position()
+    assert A in made.caches.index.replicas
+    assert (made.caches.index.gpu.blocks(A), made.caches.index.gpu.blocks(B)) == (0, 2)
+    assert made.caches.positions.get(A, Position()) == Position()
 
 
 def test_adapters_may_come_and_go() -> None:
@@ -106,10 +110,10 @@ def test_who_cannot_be_asked_later_on_is_left_out() -> None:
     made = fed(member(A), lately_lost)
     made.put(silent)
     made.put(unproven)
-    made.observe(unproven.id, [Apply([Batch(1.0, [BlockStored([7], 6, EMPTY, 4)])])])
-    made.observe(lately_lost.id, [Lost(1, 2)])
+    made.caches.observe(unproven.id, [Apply([Batch(1.0, [BlockStored([7], 6, EMPTY, 4)])])])
+    made.caches.observe(lately_lost.id, [Lost(1, 2)])
     assert [each.replica for each in at_once(Handover(made, URLS).take(5.0)).replicas] == [A]
-    made.observe(A, [Forget("a restart")])
+    made.caches.observe(A, [Forget("a restart")])
     assert at_once(Handover(made, URLS).take(5.0)).replicas == []
 
 
@@ -119,7 +123,7 @@ def test_what_waits_is_handed_on_too() -> None:
     again = at_once(handover.take(6.0))
     assert {each.replica: each.position for each in again.replicas} == {A: Position(1, 7.5), B: Position(1, 7.5)}
     once_more, _ = taken_over(again)
-    assert (once_more.index.gpu.blocks(A), once_more.index.gpu.blocks(B)) == (2, 2)
+    assert (once_more.caches.index.gpu.blocks(A), once_more.caches.index.gpu.blocks(B)) == (2, 2)
 
 
 def test_ranks_that_are_gone_are_dropped_with_their_endpoint() -> None:
@@ -127,16 +131,16 @@ def test_ranks_that_are_gone_are_dropped_with_their_endpoint() -> None:
     made, handover = taken_over(at_once(Handover(fed(*ranks, member(B)), URLS).take(5.0)))
     join(made, handover, described(ranks[0]))
     assert handover.drop("http://a:8000") == ["a:8000#1"]
-    assert made.index.replicas == {"a:8000#0", B}
+    assert made.caches.index.replicas == {"a:8000#0", B}
     assert handover.drop_all() == [B]
-    assert made.index.replicas == {"a:8000#0"}
+    assert made.caches.index.replicas == {"a:8000#0"}
     assert handover.drop_all() == []
 
 
 def test_other_fleets_are_passed_over() -> None:
     image = at_once(Handover(fed(member(A), member(B)), URLS).take(5.0))
     made, _ = taken_over(image, URLS[1:])
-    assert made.index.replicas == {B}
+    assert made.caches.index.replicas == {B}
     with pytest.raises(SnapshotError, match="no replica of this fleet"):
         taken_over(image, ["http://c:8000"])
 
@@ -155,11 +159,11 @@ def test_what_cannot_be_trusted_leaves_nothing_behind() -> None:
     restoration = handover.restoration(oldest=0)
     for piece in pieces[:-1]:
         restoration.feed(piece)
-    assert made.index.replicas == {A, B}
+    assert made.caches.index.replicas == {A, B}
     handover.abandon()
-    assert not made.index.replicas
-    assert made.index.size == 0
-    made.index.check()
+    assert not made.caches.index.replicas
+    assert made.caches.index.size == 0
+    made.caches.index.check()
     again = handover.restoration(oldest=0)
     for piece in pieces:
         again.feed(piece)
@@ -176,8 +180,12 @@ def test_a_replica_that_goes_while_a_copy_is_made_is_not_in_it() -> None:
 
 def test_what_is_no_longer_held_is_swept_out_before_a_copy_is_made() -> None:
     made = fed(member(A), member(B))
-    made.index.gpu.store(B, 0, range(50_000))
-    made.observe(B, [Forget("a restart")])
-    before, image, after = made.index.has_retired, at_once(Handover(made, URLS).take(5.0)), made.index.has_retired
+    made.caches.index.gpu.store(B, 0, range(50_000))
+    made.caches.observe(B, [Forget("a restart")])
+    before, image, after = (
+        made.caches.index.has_retired,
+        at_once(Handover(made, URLS).take(5.0)),
+        made.caches.index.has_retired,
+    )
     assert (before, after) == (True, False)
     assert sum(len(piece.keys) for pieces in image.tiers[Tier()].groups.values() for piece in pieces) == 2

@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from balancer.audit import Cause
+from balancer.caches import Resync
 from balancer.core import Decision, Knowledge, Outcome, Truth
 from balancer.healing import MAX_SUSPECTS, SETTLE_SECONDS, Correction
 from balancer.knowledge import TRUSTED_AGAIN
 from balancer.policies.cache_aware import CacheAware
-from balancer.router import Resync, Router
+from balancer.router import Router
 from indexer.events import AllBlocksCleared, BlockRemoved, KVEvent
 from indexer.index import ReplicaId
 from indexer.stream import Apply, Forget, Lost, Standing
@@ -36,14 +37,14 @@ def events(*each: KVEvent, skipped: tuple[str, ...] = ()) -> list[Apply]:
 def ask(owner: Router, tokens: Sequence[int], actual: int | None, now: float, *between: Apply | Forget) -> Decision:
     """One request of which the engine found ``actual`` tokens; ``between`` comes while it is under way. Judged at once."""
     decision = owner.route(request(tokens), now, 0.0)
-    owner.observe(A, between)
+    owner.caches.observe(A, between)
     owner.release(decision.lease, Outcome.OK, now, Truth(prompt_tokens=len(tokens), cached_tokens=actual))
     owner.tick(now + SETTLE_SECONDS)
     return decision
 
 
 def state(owner: Router) -> tuple[Knowledge, str]:
-    view = owner.view(A, 0.0)
+    view = owner.caches.view(A, 0.0)
     return view.state, view.reason
 
 
@@ -54,12 +55,12 @@ def cached(owner: Router, tokens: Sequence[int]) -> int:
 
 
 def causes(owner: Router) -> dict[Cause, int]:
-    tally = owner.audit.tallies.get((A, MODEL))
+    tally = owner.caches.audit.tallies.get((A, MODEL))
     return {} if tally is None else {cause: count for cause, count in tally.causes.items() if count}
 
 
 def corrections(owner: Router) -> dict[Correction, int]:
-    return {each: count for each, count in owner.healer.corrections.items() if count}
+    return {each: count for each, count in owner.caches.healer.corrections.items() if count}
 
 
 # What is remembered of replicas that do not tell all
@@ -91,7 +92,7 @@ def test_no_more_is_remembered_than_the_engine_has_room_for() -> None:
     ask(owner, OTHER, None, 10.0)
     assert cached(owner, OTHER) == 40
     assert cached(owner, PROMPT) < 40
-    assert len(owner.predicted) <= 15
+    assert len(owner.caches.predicted) <= 15
 
 
 def test_without_prefix_caching_nothing_is_remembered() -> None:
@@ -102,21 +103,23 @@ def test_without_prefix_caching_nothing_is_remembered() -> None:
 
 def test_an_index_that_came_late_fills_as_requests_walk_over_known_chains() -> None:
     owner = router()
-    owner.observe(A, [Lost(0, 99), *events(stored(PROMPT + OTHER[:8]))])
-    owner.observe(A, events(BlockRemoved(KEYS[:3])))  # its first blocks were stored before we came, as far as we know
+    owner.caches.observe(A, [Lost(0, 99), *events(stored(PROMPT + OTHER[:8]))])
+    owner.caches.observe(
+        A, events(BlockRemoved(KEYS[:3]))
+    )  # its first blocks were stored before we came, as far as we know
     assert cached(owner, PROMPT) == 0
     ask(owner, PROMPT, None, 0.0)
     assert cached(owner, PROMPT) == 40
-    owner.observe(A, events(BlockRemoved(KEYS[1:2])))
+    owner.caches.observe(A, events(BlockRemoved(KEYS[1:2])))
     assert cached(owner, PROMPT) == 4
 
 
 def test_what_was_remembered_is_void_once_all_is_known() -> None:
     owner = router()
-    owner.observe(A, [Standing(is_connected=True)])
+    owner.caches.observe(A, [Standing(is_connected=True)])
     ask(owner, PROMPT, None, 0.0)
     assert cached(owner, PROMPT) == 40
-    owner.observe(A, [Standing(is_connected=True, is_complete=True)])
+    owner.caches.observe(A, [Standing(is_connected=True, is_complete=True)])
     assert state(owner)[0] is Knowledge.EXACT
     assert cached(owner, PROMPT) == 0
 
@@ -132,23 +135,23 @@ def test_an_exact_replica_is_believed_and_nothing_else_remembered() -> None:
 
 def test_a_block_missing_twice_drops_its_chain_and_asks_for_a_replay() -> None:
     owner = router()
-    owner.observe(A, events(stored(PROMPT)))
+    owner.caches.observe(A, events(stored(PROMPT)))
     assert ask(owner, PROMPT, 12, 0.0).cached_tokens == 40
     assert cached(owner, PROMPT) == 40
     assert state(owner)[0] is Knowledge.PARTIAL
-    assert owner.orders == []
+    assert owner.caches.orders == []
     ask(owner, PROMPT, 12, 10.0)
     assert cached(owner, PROMPT) == 12
-    assert [order.replica for order in owner.orders] == [A]
-    assert isinstance(owner.orders[0], Resync)
+    assert [order.replica for order in owner.caches.orders] == [A]
+    assert isinstance(owner.caches.orders[0], Resync)
     assert corrections(owner) == {Correction.DROPPED: 1}
-    assert [each.cause for each in owner.audit.differences] == [Cause.INDEX, Cause.INDEX]
-    owner.index.check()
+    assert [each.cause for each in owner.caches.audit.differences] == [Cause.INDEX, Cause.INDEX]
+    owner.caches.index.check()
 
 
 def test_two_blocks_missing_once_each_drop_nothing() -> None:
     owner = router()
-    owner.observe(A, events(stored(PROMPT), stored(OTHER)))
+    owner.caches.observe(A, events(stored(PROMPT), stored(OTHER)))
     ask(owner, PROMPT, 12, 0.0)
     ask(owner, PROMPT, 16, 10.0)
     ask(owner, OTHER, 12, 20.0)
@@ -158,7 +161,7 @@ def test_two_blocks_missing_once_each_drop_nothing() -> None:
 
 def test_an_eviction_before_the_request_was_computed_is_no_error_of_the_index() -> None:
     owner = router()
-    owner.observe(A, events(stored(PROMPT)))
+    owner.caches.observe(A, events(stored(PROMPT)))
     for now in (0.0, 10.0):
         ask(
             owner,
@@ -176,10 +179,10 @@ def test_an_eviction_before_the_request_was_computed_is_no_error_of_the_index() 
 @pytest.mark.parametrize("news", [events(AllBlocksCleared()), [Forget("restart")]])
 def test_a_clear_before_the_request_was_computed_is_no_error_of_the_index(news: list[Apply | Forget]) -> None:
     owner = router()
-    owner.observe(A, events(stored(PROMPT)))
+    owner.caches.observe(A, events(stored(PROMPT)))
     ask(owner, PROMPT, 0, 0.0, *news)
     assert causes(owner) == {Cause.ROUTING: 1}
-    assert "cleared" in owner.audit.differences[0].reason
+    assert "cleared" in owner.caches.audit.differences[0].reason
 
 
 def test_blocks_expected_of_requests_under_way_that_never_came_are_expected_no_more() -> None:
@@ -197,7 +200,7 @@ def test_remembered_blocks_that_were_not_there_are_forgotten_at_once() -> None:
     ask(owner, PROMPT, None, 0.0)
     ask(owner, [*PROMPT[:40], 7, 7, 7, 7, 7], 8, 10.0)
     assert corrections(owner) == {Correction.DENIED: 1}
-    tally = owner.audit.tallies[A, MODEL]
+    tally = owner.caches.audit.tallies[A, MODEL]
     assert (tally.compared, tally.estimates, tally.estimates_exact) == (0, 1, 0)
 
 
@@ -206,12 +209,12 @@ def test_remembered_blocks_that_were_not_there_are_forgotten_at_once() -> None:
 
 def test_what_the_engine_found_is_learnt() -> None:
     owner = router()
-    owner.observe(A, events(stored(PROMPT[:8])))
+    owner.caches.observe(A, events(stored(PROMPT[:8])))
     assert ask(owner, PROMPT, 32, 0.0).cached_tokens == 8
     assert cached(owner, PROMPT) == 32
     assert (causes(owner), corrections(owner)) == ({Cause.INDEX: 1}, {Correction.LEARNED: 1})
     assert "contradicted" in state(owner)[1]
-    owner.observe(A, events(BlockRemoved(KEYS[4:5])))
+    owner.caches.observe(A, events(BlockRemoved(KEYS[4:5])))
     assert cached(owner, PROMPT) == 16
 
 
@@ -234,22 +237,22 @@ def test_blocks_that_were_stored_before_and_evicted_since_are_not_remembered() -
 def test_a_contradiction_is_not_held_against_a_replica_of_which_events_are_missing_meanwhile() -> None:
     owner = router()
     decision = owner.route(request(PROMPT), 0.0, 0.0)
-    owner.observe(A, [Standing(is_connected=True, is_complete=False)])
+    owner.caches.observe(A, [Standing(is_connected=True, is_complete=False)])
     owner.release(decision.lease, Outcome.OK, 0.0, Truth(prompt_tokens=len(PROMPT), cached_tokens=40))
     owner.tick(SETTLE_SECONDS)
     assert decision.is_predicted
     assert corrections(owner) == {Correction.LEARNED: 1}
-    assert [order.replica for order in owner.orders] == [A]
-    owner.observe(A, [Standing(is_connected=True, is_complete=True)])
+    assert [order.replica for order in owner.caches.orders] == [A]
+    owner.caches.observe(A, [Standing(is_connected=True, is_complete=True)])
     assert state(owner)[0] is Knowledge.EXACT
     assert cached(owner, PROMPT) == 0
 
 
 def test_nothing_is_remembered_of_a_replica_that_has_become_exact_meanwhile() -> None:
     owner = router()
-    owner.observe(A, [Standing(is_connected=True, is_complete=False)])
+    owner.caches.observe(A, [Standing(is_connected=True, is_complete=False)])
     decision = owner.route(request(PROMPT), 0.0, 0.0)
-    owner.observe(A, [Standing(is_connected=True, is_complete=True)])
+    owner.caches.observe(A, [Standing(is_connected=True, is_complete=True)])
     owner.release(decision.lease, Outcome.OK, 0.0, Truth(prompt_tokens=len(PROMPT), cached_tokens=40))
     owner.tick(SETTLE_SECONDS)
     assert not decision.is_predicted
@@ -259,7 +262,7 @@ def test_nothing_is_remembered_of_a_replica_that_has_become_exact_meanwhile() ->
 
 def test_what_comes_from_another_tier_is_not_taken_for_gpu_blocks() -> None:
     owner = router()
-    owner.observe(A, events(msgspec.structs.replace(stored(PROMPT), medium="CPU")))
+    owner.caches.observe(A, events(msgspec.structs.replace(stored(PROMPT), medium="CPU")))
     decision = ask(owner, PROMPT, 40, 0.0)
     assert not decision.is_predicted
     assert corrections(owner) == {}
@@ -271,7 +274,7 @@ def test_what_comes_from_another_tier_is_not_taken_for_gpu_blocks() -> None:
 
 def test_right_predictions_restore_the_trust() -> None:
     owner = router()
-    owner.observe(A, events(stored(PROMPT)))
+    owner.caches.observe(A, events(stored(PROMPT)))
     ask(owner, PROMPT, 12, 0.0)
     for turn in range(TRUSTED_AGAIN):
         assert state(owner)[0] is Knowledge.PARTIAL
@@ -290,32 +293,32 @@ def test_another_prompt_length_is_the_workloads() -> None:
 
 def test_a_difference_is_judged_only_when_its_events_had_time_to_come() -> None:
     owner = router()
-    owner.observe(A, events(stored(PROMPT)))
+    owner.caches.observe(A, events(stored(PROMPT)))
     decision = owner.route(request(PROMPT), 0.0, 0.0)
     owner.release(decision.lease, Outcome.OK, 0.0, Truth(cached_tokens=12))
     owner.tick(SETTLE_SECONDS / 2)
-    assert not owner.audit.differences
-    owner.observe(A, events(BlockRemoved(KEYS[3:4])))
+    assert not owner.caches.audit.differences
+    owner.caches.observe(A, events(BlockRemoved(KEYS[3:4])))
     owner.tick(SETTLE_SECONDS)
-    assert [each.cause for each in owner.audit.differences] == [Cause.ROUTING]
+    assert [each.cause for each in owner.caches.audit.differences] == [Cause.ROUTING]
 
 
 def test_a_replica_that_is_gone_is_judged_no_more() -> None:
     owner = router()
-    owner.observe(A, events(stored(PROMPT)))
+    owner.caches.observe(A, events(stored(PROMPT)))
     decision = owner.route(request(PROMPT), 0.0, 0.0)
     owner.release(decision.lease, Outcome.OK, 0.0, Truth(cached_tokens=12))
     owner.remove(A)
     owner.tick(100.0)
-    assert owner.audit.differences[0].cause is Cause.ROUTING
+    assert owner.caches.audit.differences[0].cause is Cause.ROUTING
 
 
 def test_suspicions_are_bounded() -> None:
     owner = router()
-    healer = owner.healer
-    owner.observe(A, events(stored(PROMPT)))
+    healer = owner.caches.healer
+    owner.caches.observe(A, events(stored(PROMPT)))
     decision = owner.route(request(PROMPT), 0.0, 0.0)
-    life = owner.healer.life(A)
+    life = owner.caches.healer.life(A)
     for at in range(MAX_SUSPECTS + 10):
         healer.doubt(decision, 0, [10_000_000 + at], 4, life, 0.0)
     healer.tick(100.0)
@@ -329,29 +332,29 @@ def test_unreadable_events_make_a_replica_partial_until_its_cache_is_known_to_be
     reset: list[Apply | Forget],
 ) -> None:
     owner = router()
-    owner.observe(A, events(stored(PROMPT), skipped=("garbage", "garbage")))
+    owner.caches.observe(A, events(stored(PROMPT), skipped=("garbage", "garbage")))
     assert state(owner) == (Knowledge.PARTIAL, "2 events could not be read")
-    owner.observe(A, reset)
+    owner.caches.observe(A, reset)
     assert state(owner)[0] is Knowledge.EXACT
 
 
 def test_a_clear_does_not_make_up_for_what_could_not_be_read_of_its_own_batch() -> None:
     """It may have come after the clear."""
     owner = router()
-    owner.observe(A, events(AllBlocksCleared(), stored(PROMPT), skipped=("garbage",)))
+    owner.caches.observe(A, events(AllBlocksCleared(), stored(PROMPT), skipped=("garbage",)))
     assert state(owner) == (Knowledge.PARTIAL, "1 events could not be read")
 
 
 def test_more_blocks_than_the_engine_has_are_not_believed() -> None:
     """Reports of what is merely reused look like stores; counted as copies they would stay for ever."""
     owner = router(num_gpu_blocks=25)
-    owner.observe(A, events(*[stored(PROMPT)] * 3))
+    owner.caches.observe(A, events(*[stored(PROMPT)] * 3))
     owner.tick(0.0)
     assert state(owner)[0] is Knowledge.PARTIAL
     assert "more blocks than it has" in state(owner)[1]
-    owner.observe(A, events(BlockRemoved(KEYS[:1])))
+    owner.caches.observe(A, events(BlockRemoved(KEYS[:1])))
     assert cached(owner, PROMPT) == 0
-    owner.observe(A, events(AllBlocksCleared(), *[stored(PROMPT)] * 2, BlockRemoved(KEYS[:1])))
+    owner.caches.observe(A, events(AllBlocksCleared(), *[stored(PROMPT)] * 2, BlockRemoved(KEYS[:1])))
     owner.tick(1.0)
     assert state(owner)[0] is Knowledge.EXACT
     assert cached(owner, PROMPT) == 40
@@ -359,7 +362,7 @@ def test_more_blocks_than_the_engine_has_are_not_believed() -> None:
 
 def test_learned_keys_heal_as_computed_ones_do() -> None:
     owner = router(recipe=None)
-    owner.observe(A, events(told(PROMPT, RANDOM)))
+    owner.caches.observe(A, events(told(PROMPT, RANDOM)))
     assert state(owner)[0] is Knowledge.LEARNED
     for now in (0.0, 10.0):
         ask(owner, PROMPT, 12, now)

@@ -40,8 +40,8 @@ def test_a_prompt_is_matched_by_tokens_and_by_the_engines_own_keys() -> None:
     one, two = replica("a"), replica("b", recipe=None)
     made = router(one, two)
     event = stored(PROMPT)
-    made.apply(A, [told(PROMPT, RECIPE)])
-    made.apply(B, [told(PROMPT[:21], RANDOM)])
+    made.caches.apply(A, [told(PROMPT, RECIPE)])
+    made.caches.apply(B, [told(PROMPT[:21], RANDOM)])
     by_tokens = asked(made, [one, two], token_ids=PROMPT)
     assert by_tokens == {A: {"GPU": 40}, B: {"GPU": 20}}
     signed = [key - (1 << 64) if key >> 63 else key for key in event.block_hashes]
@@ -56,7 +56,7 @@ def test_a_prompt_is_matched_by_tokens_and_by_the_engines_own_keys() -> None:
 def test_what_is_expected_is_not_told() -> None:
     one = replica("a")
     made = router(one)
-    made.predicted.expect(1, made.index.gpu.bit(A), stored(PROMPT).block_hashes)
+    made.caches.predicted.expect(1, made.caches.index.gpu.bit(A), stored(PROMPT).block_hashes)
     assert asked(made, [one], token_ids=PROMPT) == {A: {"GPU": 0}}
 
 
@@ -78,7 +78,7 @@ def test_a_query_that_cannot_be_used_is_refused_by_name(body: bytes, message: st
 def test_replicas_are_told_with_how_much_is_known_of_them() -> None:
     one, two = replica("a"), replica("b", recipe=None)
     made = router(one, two)
-    made.apply(A, [told(PROMPT, RECIPE)] * 2)
+    made.caches.apply(A, [told(PROMPT, RECIPE)] * 2)
     first, second = answer_replicas(made, [one, two], {}, 5.0)["replicas"]
     assert (first["replica"], first["knowledge"], first["block_size"], first["keys"]) == ("a", "exact", 4, "engine")
     assert first["tiers"] == {"GPU": {"blocks": 10, "copies": 20}}
@@ -91,8 +91,8 @@ def test_a_dump_has_every_block_of_every_replica_once(monkeypatch: pytest.Monkey
     made = router(one, two, gone)
     event = stored(PROMPT)
     for name, count in ((A, 10), (B, 4)):
-        made.index.gpu.store(name, 0, event.block_hashes[:count])
-    made.index.gpu.store(gone.id, 0, [1, *event.block_hashes])
+        made.caches.index.gpu.store(name, 0, event.block_hashes[:count])
+    made.caches.index.gpu.store(gone.id, 0, [1, *event.block_hashes])
     lines = [json.loads(line) for line in dump(made, [one, two], 0.0)]
     assert (lines[0]["format"], lines[-1]) == ("kvlb index dump 1", {"end": True, "keys": 10})
     assert [row["replica"] for row in lines[0]["replicas"]] == [A, B]
@@ -107,9 +107,9 @@ def test_a_dump_has_every_block_of_every_replica_once(monkeypatch: pytest.Monkey
 def test_a_dump_goes_on_while_the_index_changes() -> None:
     one = replica("a")
     made = router(one)
-    made.index.gpu.store(A, 0, range(10_000))
+    made.caches.index.gpu.store(A, 0, range(10_000))
     lines = dump(made, [one], 0.0)
     next(lines), next(lines)
-    made.index.gpu.store(A, 0, range(10_000, 20_000))
-    made.index.gpu.clear(A)
+    made.caches.index.gpu.store(A, 0, range(10_000, 20_000))
+    made.caches.index.gpu.clear(A)
     assert json.loads(list(lines)[-1]) == {"end": True, "keys": 10_000}

@@ -65,40 +65,40 @@ def settle(owner: Router, tokens: Sequence[int], figure: int) -> None:
 
 def test_a_window_bounds_what_full_attention_promises() -> None:
     owner = router()
-    owner.apply(A, hybrid())
-    owner.apply(B, hybrid(kept=[2, 3]))
+    owner.caches.apply(A, hybrid())
+    owner.caches.apply(B, hybrid(kept=[2, 3]))
     assert cached(owner) == {"a": 40, "b": 16}
     assert cached(owner, OTHER_TAIL) == {"a": 0, "b": 16}
     assert cached(owner, PROMPT[:40]) == {"a": 0, "b": 16}
-    assert owner.view(A, 0.0).state is Knowledge.EXACT
+    assert owner.caches.view(A, 0.0).state is Knowledge.EXACT
 
 
 def test_blocks_of_the_window_count_only_where_a_hit_needs_them() -> None:
     owner = router()
     every, window = hybrid(kept=[3, 4, 8, 9])
-    owner.apply(A, [every, window])
-    owner.apply(A, [removed(window, 0)])
+    owner.caches.apply(A, [every, window])
+    owner.caches.apply(A, [removed(window, 0)])
     assert cached(owner)["a"] == 40
-    owner.apply(A, [removed(window, 3)])
+    owner.caches.apply(A, [removed(window, 3)])
     assert cached(owner)["a"] == 0
-    owner.apply(A, [hybrid(kept=[3])[1]])
+    owner.caches.apply(A, [hybrid(kept=[3])[1]])
     assert cached(owner)["a"] == 20
-    owner.apply(A, [removed(every, 0)])
+    owner.caches.apply(A, [removed(every, 0)])
     assert cached(owner)["a"] == 0
 
 
 def test_one_fleet_may_have_both_kinds_of_models_caches() -> None:
     owner = router()
-    owner.apply(A, hybrid(kept=[]))
-    owner.apply(B, [told(PROMPT[:20])])
+    owner.caches.apply(A, hybrid(kept=[]))
+    owner.caches.apply(B, [told(PROMPT[:20])])
     assert cached(owner) == {"a": 0, "b": 20}
 
 
 def test_a_repeat_hits_before_any_event_has_come() -> None:
     """The first request is expected to leave in each group what a repeat of it needs, and no more."""
     owner = router()
-    owner.apply(A, hybrid([7] * 9, kept=[0, 1]))
-    owner.apply(B, hybrid([7] * 9, kept=[0, 1]))
+    owner.caches.apply(A, hybrid([7] * 9, kept=[0, 1]))
+    owner.caches.apply(B, hybrid([7] * 9, kept=[0, 1]))
     first = owner.route(request(PROMPT), 0.0, 0.0).replica.id
     assert cached(owner)[first] == 40
     assert cached(owner, OTHER_TAIL)[first] == 0
@@ -107,65 +107,65 @@ def test_a_repeat_hits_before_any_event_has_come() -> None:
 
 def test_events_end_what_is_expected_in_their_group_alone() -> None:
     owner = router()
-    owner.apply(A, hybrid([7] * 9, kept=[0, 1]))
-    owner.apply(B, hybrid([7] * 9, kept=[0, 1]))
+    owner.caches.apply(A, hybrid([7] * 9, kept=[0, 1]))
+    owner.caches.apply(B, hybrid([7] * 9, kept=[0, 1]))
     first = owner.route(request(PROMPT), 0.0, 0.0).replica.id
     every, window = hybrid()
-    owner.apply(first, [every])
-    assert set(owner.predicted.holders) == set(placed(1, window.block_hashes))
-    owner.apply(first, [window])
-    assert not owner.predicted
+    owner.caches.apply(first, [every])
+    assert set(owner.caches.predicted.holders) == set(placed(1, window.block_hashes))
+    owner.caches.apply(first, [window])
+    assert not owner.caches.predicted
     assert cached(owner)[first] == 40
 
 
 def test_a_clear_ends_expectations_in_every_group() -> None:
     owner = router()
-    owner.apply(A, hybrid([7] * 9, kept=[0, 1]))
-    owner.apply(B, hybrid([7] * 9, kept=[0, 1]))
+    owner.caches.apply(A, hybrid([7] * 9, kept=[0, 1]))
+    owner.caches.apply(B, hybrid([7] * 9, kept=[0, 1]))
     first = owner.route(request(PROMPT), 0.0, 0.0).replica.id
-    owner.apply(first, [AllBlocksCleared()])
-    assert not owner.predicted
-    owner.apply(first, hybrid())
+    owner.caches.apply(first, [AllBlocksCleared()])
+    assert not owner.caches.predicted
+    owner.caches.apply(first, hybrid())
     assert cached(owner)[first] == 40
 
 
 def test_a_group_that_appears_later_changes_the_rule_at_once() -> None:
     owner = router()
     every, window = hybrid()
-    owner.apply(A, [every])
-    assert (cached(owner)["a"], owner.view(A, 0.0).state) == (40, Knowledge.EXACT)
-    owner.apply(A, [msgspec.structs.replace(window, group_idx=2)])
-    assert owner.view(A, 0.0).state is Knowledge.PARTIAL
-    assert "group 1 tells nothing" in owner.view(A, 0.0).reason
-    owner.apply(A, [removed(msgspec.structs.replace(window, group_idx=2), 0), window])
+    owner.caches.apply(A, [every])
+    assert (cached(owner)["a"], owner.caches.view(A, 0.0).state) == (40, Knowledge.EXACT)
+    owner.caches.apply(A, [msgspec.structs.replace(window, group_idx=2)])
+    assert owner.caches.view(A, 0.0).state is Knowledge.PARTIAL
+    assert "group 1 tells nothing" in owner.caches.view(A, 0.0).reason
+    owner.caches.apply(A, [removed(msgspec.structs.replace(window, group_idx=2), 0), window])
     assert cached(owner)["a"] == 0
 
 
 def test_a_kind_that_is_not_known_is_left_out_and_said() -> None:
     owner = router()
     every, window = hybrid()
-    owner.apply(A, [every, msgspec.structs.replace(window, kv_cache_spec_kind="rings")])
+    owner.caches.apply(A, [every, msgspec.structs.replace(window, kv_cache_spec_kind="rings")])
     assert cached(owner)["a"] == 40
-    assert owner.view(A, 0.0).state is Knowledge.PARTIAL
-    assert "'rings'" in owner.view(A, 0.0).reason
+    assert owner.caches.view(A, 0.0).state is Knowledge.PARTIAL
+    assert "'rings'" in owner.caches.view(A, 0.0).reason
 
 
 def test_learned_keys_follow_the_same_rule() -> None:
     foreign = msgspec.structs.replace(RECIPE, root=b"r" * 32)
     owner = router()
-    owner.apply(A, hybrid(recipe=foreign))
-    assert owner.view(A, 0.0).state is Knowledge.LEARNED
+    owner.caches.apply(A, hybrid(recipe=foreign))
+    assert owner.caches.view(A, 0.0).state is Knowledge.LEARNED
     assert cached(owner)["a"] == 40
     assert cached(owner, OTHER_TAIL)["a"] == 0
-    owner.apply(A, [removed(hybrid(recipe=foreign)[1], 0)])
+    owner.caches.apply(A, [removed(hybrid(recipe=foreign)[1], 0)])
     assert cached(owner)["a"] == 0
 
 
 def test_a_draft_model_beside_several_groups_is_no_promise() -> None:
     owner = router(has_eagle=True)
-    owner.apply(A, hybrid(kept=[7, 8, 9]))
+    owner.caches.apply(A, hybrid(kept=[7, 8, 9]))
     assert cached(owner)["a"] == 36
-    assert owner.view(A, 0.0).state is Knowledge.PARTIAL
+    assert owner.caches.view(A, 0.0).state is Knowledge.PARTIAL
 
 
 # Healing
@@ -174,27 +174,27 @@ def test_a_draft_model_beside_several_groups_is_no_promise() -> None:
 def test_a_window_block_that_was_evicted_meanwhile_explains_a_miss() -> None:
     owner = router()
     every, window = hybrid()
-    owner.apply(A, [every, window])
+    owner.caches.apply(A, [every, window])
     decision = owner.route(request(PROMPT), 0.0, 0.0)
-    owner.apply(A, [removed(window, 1)])
+    owner.caches.apply(A, [removed(window, 1)])
     owner.release(decision.lease, Outcome.OK, 0.0, Truth(len(PROMPT), 0))
     owner.tick(2 * SETTLE_SECONDS)
-    assert owner.view(A, 0.0).state is Knowledge.EXACT
+    assert owner.caches.view(A, 0.0).state is Knowledge.EXACT
 
 
 def test_a_miss_that_nothing_explains_drops_the_chain_in_every_group() -> None:
     owner = router()
-    owner.apply(A, hybrid(kept=range(10)))
+    owner.caches.apply(A, hybrid(kept=range(10)))
     for _ in range(2):
         settle(owner, PROMPT, 20)
     assert cached(owner)["a"] == 20
-    assert owner.index.gpu.held(A, 0).total() == owner.index.gpu.held(A, 1).total() == 5
-    assert owner.orders
+    assert owner.caches.index.gpu.held(A, 0).total() == owner.caches.index.gpu.held(A, 1).total() == 5
+    assert owner.caches.orders
 
 
 def test_a_hit_that_nothing_explains_implies_blocks_in_every_group() -> None:
     owner = router()
-    owner.apply(A, hybrid([7] * 9, kept=[0, 1]))
+    owner.caches.apply(A, hybrid([7] * 9, kept=[0, 1]))
     owner.remove(B)
     settle(owner, PROMPT, 24)
     assert cached(owner)["a"] == 24
@@ -204,9 +204,9 @@ def test_a_hit_that_nothing_explains_implies_blocks_in_every_group() -> None:
 @pytest.mark.parametrize("blocks", [12, 30])
 def test_more_blocks_than_the_engine_has_are_noticed(blocks: int) -> None:
     owner = router(num_gpu_blocks=blocks)
-    owner.apply(A, hybrid())
+    owner.caches.apply(A, hybrid())
     owner.tick(0.0)
-    assert owner.losses[A].is_overfull == (blocks == 12)
+    assert owner.caches.losses[A].is_overfull == (blocks == 12)
 
 
 def test_the_end_of_a_prompt_inside_a_block_is_no_block_of_its_own() -> None:
@@ -214,7 +214,7 @@ def test_the_end_of_a_prompt_inside_a_block_is_no_block_of_its_own() -> None:
     owner = router(num_gpu_blocks=12, models=(MODEL,))
     every, window = hybrid()
     longer = msgspec.structs.replace(every, block_size=8, block_hashes=every.block_hashes[1::2])
-    owner.apply(A, [longer, msgspec.structs.replace(window, kv_cache_spec_kind="mamba", block_size=4)])
-    owner.apply(A, [told(PROMPT), told(PROMPT)])
+    owner.caches.apply(A, [longer, msgspec.structs.replace(window, kv_cache_spec_kind="mamba", block_size=4)])
+    owner.caches.apply(A, [told(PROMPT), told(PROMPT)])
     owner.tick(0.0)
-    assert not owner.losses[A].is_overfull
+    assert not owner.caches.losses[A].is_overfull

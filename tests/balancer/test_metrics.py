@@ -101,10 +101,10 @@ def test_what_the_index_lets_go_at_its_limit_is_seen() -> None:
             router = front.service.router
             (live,) = router.fleet
             for key in range(25):
-                router.apply(live.replica.id, [stored(key)])
+                router.caches.apply(live.replica.id, [stored(key)])
             assert await total(front, "kvlb_index_max_blocks") == 10
             assert 0 < await total(front, "kvlb_index_size_blocks") <= 10
-            assert await total(front, "kvlb_index_evicted_blocks_total") == 25 - router.index.size
+            assert await total(front, "kvlb_index_evicted_blocks_total") == 25 - router.caches.index.size
 
     run(check())
 
@@ -121,9 +121,9 @@ def test_blocks_that_wait_for_their_beginning_are_told() -> None:
                 token_ids=raw(list(range(4, 12))),
                 extra_keys=NIL,
             )
-            front.service.router.apply(live.replica.id, [told(range(50, 54), RANDOM), tail])
+            front.service.router.caches.apply(live.replica.id, [told(range(50, 54), RANDOM), tail])
             assert await total(front, "kvlb_index_orphans") == 2
-            front.service.router.apply(live.replica.id, [prompt])
+            front.service.router.caches.apply(live.replica.id, [prompt])
             assert await total(front, "kvlb_index_orphans") == 0
             assert await total(front, "kvlb_index_orphans_placed_total") == 2
 

@@ -56,7 +56,7 @@ def cached(owner: Router, wanted: RouteRequest) -> dict[str, int]:
 
 def test_a_request_goes_to_the_holder_of_its_prompt() -> None:
     owner = router("a", "b", "c")
-    owner.observe(B, events(stored(PROMPT)))
+    owner.caches.observe(B, events(stored(PROMPT)))
     for draw in (0.0, 0.5, 0.99):
         decision = owner.route(request(PROMPT), 0.0, draw)
         owner.release(decision.lease, Outcome.CANCELLED, 0.0)
@@ -67,15 +67,15 @@ def test_a_request_goes_to_the_holder_of_its_prompt() -> None:
 def test_the_last_token_is_never_promised(length: int, usable: int) -> None:
     assert usable_blocks(length, 4) == usable
     owner = router("a")
-    owner.observe(A, events(stored(PROMPT)))
+    owner.caches.observe(A, events(stored(PROMPT)))
     assert cached(owner, request(PROMPT[:length])) == {"a": 4 * usable}
 
 
 def test_a_hole_ends_the_match() -> None:
     owner = router()
     event = stored(PROMPT)
-    owner.observe(A, events(event, BlockRemoved(block_hashes=event.block_hashes[2:3])))
-    owner.observe(B, events(event, BlockRemoved(block_hashes=event.block_hashes[:1])))
+    owner.caches.observe(A, events(event, BlockRemoved(block_hashes=event.block_hashes[2:3])))
+    owner.caches.observe(B, events(event, BlockRemoved(block_hashes=event.block_hashes[:1])))
     assert cached(owner, request(PROMPT)) == {"a": 8, "b": 0}
 
 
@@ -83,7 +83,7 @@ def test_salts_and_adapters_are_caches_of_their_own() -> None:
     sql = Lora("sql", "/adapters/sql")
     owner = Router(CacheAware(), "cache_aware")
     owner.put(replica("a", models=(MODEL, "sql"), adapters=(sql,)))
-    owner.observe(A, events(stored(PROMPT, salt="mine"), stored(PROMPT[:20], lora=sql)))
+    owner.caches.observe(A, events(stored(PROMPT, salt="mine"), stored(PROMPT[:20], lora=sql)))
     assert cached(owner, request(PROMPT)) == {"a": 0}
     assert cached(owner, request(PROMPT, salt="mine")) == {"a": 40}
     assert cached(owner, request(PROMPT, salt="yours")) == {"a": 0}
@@ -94,7 +94,7 @@ def test_an_adapter_loaded_from_elsewhere_shares_nothing() -> None:
     owner = Router(CacheAware(), "cache_aware")
     for name, path in (("a", "/v1/sql"), ("b", "/v2/sql")):
         owner.put(replica(name, models=("sql",), adapters=(Lora("sql", path),)))
-        owner.observe(ReplicaId(name), events(stored(PROMPT, lora=Lora("sql", "/v1/sql"))))
+        owner.caches.observe(ReplicaId(name), events(stored(PROMPT, lora=Lora("sql", "/v1/sql"))))
     assert cached(owner, request(PROMPT, model="sql")) == {"a": 40, "b": 0}
 
 
@@ -102,15 +102,15 @@ def test_replicas_with_other_recipes_are_each_matched_in_tokens() -> None:
     owner = router("a")
     eight = Recipe(block_size=8, algorithm="sha256_cbor")
     owner.put(replica("b", recipe=eight))
-    owner.observe(A, events(stored(PROMPT)))
-    owner.observe(B, events(stored(PROMPT, recipe=eight)))
+    owner.caches.observe(A, events(stored(PROMPT)))
+    owner.caches.observe(B, events(stored(PROMPT, recipe=eight)))
     assert cached(owner, request(PROMPT)) == {"a": 40, "b": 40}
     assert cached(owner, request(PROMPT[:40])) == {"a": 36, "b": 32}
 
 
 def test_several_prompts_are_matched_one_by_one_and_not_held_against_the_engine() -> None:
     owner = router("a")
-    owner.observe(A, events(stored(PROMPT)))
+    owner.caches.observe(A, events(stored(PROMPT)))
     other = [7] * 10
     decision = owner.route(request(PROMPT, other, is_comparable=False), 0.0, 0.0)
     assert (decision.cached_tokens, decision.prompt_tokens, decision.is_predicted) == (40, 51, False)
@@ -118,7 +118,7 @@ def test_several_prompts_are_matched_one_by_one_and_not_held_against_the_engine(
 
 def test_a_request_that_skips_the_cache_is_promised_nothing() -> None:
     owner = router("a")
-    owner.observe(A, events(stored(PROMPT)))
+    owner.caches.observe(A, events(stored(PROMPT)))
     decision = owner.route(request(PROMPT, reads_cache=False), 0.0, 0.0)
     assert (decision.cached_tokens, decision.is_predicted) == (0, True)
 
@@ -129,7 +129,7 @@ def test_a_replica_whose_hashes_nobody_knows_still_takes_requests() -> None:
     decision = owner.route(request(PROMPT), 0.0, 0.0)
     assert (decision.replica.id, decision.cached_tokens, decision.is_predicted) == (A, 0, False)
     owner.release(decision.lease, Outcome.OK, 0.0, Truth(cached_tokens=16))
-    assert owner.audit.tallies[A, MODEL].compared == 0
+    assert owner.caches.audit.tallies[A, MODEL].compared == 0
 
 
 def test_unknown_tokens_are_queued_by_their_guess_and_not_predicted() -> None:
@@ -156,7 +156,7 @@ def test_what_a_failed_request_promised_is_forgotten_at_once(outcome: Outcome) -
     decision = owner.route(request(PROMPT), 0.0, 0.0)
     owner.release(decision.lease, outcome, 0.0)
     assert cached(owner, request(PROMPT)) == {"a": 0}
-    assert not owner.predicted
+    assert not owner.caches.predicted
 
 
 def test_events_have_a_while_to_come_after_a_request_has_ended_well() -> None:
@@ -167,13 +167,13 @@ def test_events_have_a_while_to_come_after_a_request_has_ended_well() -> None:
     assert cached(owner, request(PROMPT)) == {"a": 40}
     owner.tick(10.0 + SETTLE_SECONDS)
     assert cached(owner, request(PROMPT)) == {"a": 0}
-    assert not owner.predicted
+    assert not owner.caches.predicted
 
 
 def test_what_events_have_confirmed_stays() -> None:
     owner = router("a")
     decision = owner.route(request(PROMPT), 0.0, 0.0)
-    owner.observe(A, events(stored(PROMPT[:20])))
+    owner.caches.observe(A, events(stored(PROMPT[:20])))
     owner.release(decision.lease, Outcome.OK, 0.0)
     owner.tick(SETTLE_SECONDS)
     assert cached(owner, request(PROMPT)) == {"a": 20}
@@ -183,16 +183,16 @@ def test_a_block_evicted_after_it_was_confirmed_is_not_expected_any_more() -> No
     owner = router("a")
     owner.route(request(PROMPT), 0.0, 0.0)
     event = stored(PROMPT)
-    owner.observe(A, events(event, BlockRemoved(block_hashes=event.block_hashes[:1])))
+    owner.caches.observe(A, events(event, BlockRemoved(block_hashes=event.block_hashes[:1])))
     assert cached(owner, request(PROMPT)) == {"a": 0}
 
 
 def test_a_block_that_was_held_and_is_evicted_is_not_expected_of_who_came_for_it() -> None:
     owner = router("a")
     event = stored(PROMPT)
-    owner.observe(A, events(event))
+    owner.caches.observe(A, events(event))
     owner.route(request(PROMPT), 0.0, 0.0)
-    owner.observe(A, events(BlockRemoved(block_hashes=event.block_hashes)))
+    owner.caches.observe(A, events(BlockRemoved(block_hashes=event.block_hashes)))
     assert cached(owner, request(PROMPT)) == {"a": 0}
 
 
@@ -201,45 +201,45 @@ def test_a_block_that_was_held_and_is_evicted_is_not_expected_of_who_came_for_it
 
 def test_a_restart_forgets_what_was_held_and_what_was_expected() -> None:
     owner = router()
-    owner.observe(A, events(stored(PROMPT)))
-    owner.observe(B, events(stored(PROMPT)))
-    owner.observe(A, [Lost(3, 5)])
+    owner.caches.observe(A, events(stored(PROMPT)))
+    owner.caches.observe(B, events(stored(PROMPT)))
+    owner.caches.observe(A, [Lost(3, 5)])
     owner.route(request([5] * 20), 0.0, 0.0)
-    owner.observe(A, [Forget("sequence began anew")])
-    owner.observe(B, [Forget("sequence began anew"), *events(stored(PROMPT[:8]))])
+    owner.caches.observe(A, [Forget("sequence began anew")])
+    owner.caches.observe(B, [Forget("sequence began anew"), *events(stored(PROMPT[:8]))])
     assert cached(owner, request(PROMPT)) == {"a": 0, "b": 8}
     assert sum(cached(owner, request([5] * 20)).values()) == 0
-    assert owner.losses[A].batches == 0
+    assert owner.caches.losses[A].batches == 0
 
 
 def test_a_clear_in_a_batch_counts_where_it_stands() -> None:
     owner = router("a")
-    owner.observe(A, events(stored(PROMPT), AllBlocksCleared(), stored(PROMPT[:12])))
+    owner.caches.observe(A, events(stored(PROMPT), AllBlocksCleared(), stored(PROMPT[:12])))
     assert cached(owner, request(PROMPT)) == {"a": 12}
 
 
 def test_lost_batches_are_counted_for_each_replica() -> None:
     owner = router()
-    owner.observe(A, [Lost(3, 5), Lost(9, 9)])
-    assert {name: each.batches for name, each in owner.losses.items()} == {A: 4, B: 0}
+    owner.caches.observe(A, [Lost(3, 5), Lost(9, 9)])
+    assert {name: each.batches for name, each in owner.caches.losses.items()} == {A: 4, B: 0}
 
 
 def test_replays_are_none_of_its_business() -> None:
     with pytest.raises(AssertionError):
-        router().observe(A, [Replay(0)])
+        router().caches.observe(A, [Replay(0)])
 
 
 def test_events_of_a_removed_replica_are_dropped_and_its_leases_end() -> None:
     owner = router()
-    owner.observe(A, events(stored(PROMPT)))
+    owner.caches.observe(A, events(stored(PROMPT)))
     decision = owner.route(request(PROMPT), 0.0, 0.0)
     assert decision.replica.id == A
     owner.remove(A)
-    owner.observe(A, events(stored(PROMPT)))
+    owner.caches.observe(A, events(stored(PROMPT)))
     owner.release(decision.lease, Outcome.OK, 0.0, Truth(cached_tokens=40))
     owner.put(replica("a"))
     assert cached(owner, request(PROMPT)) == {"a": 0, "b": 0}
-    owner.index.check()
+    owner.caches.index.check()
 
 
 # Refusals
@@ -260,7 +260,7 @@ def test_a_wrong_model_is_told_the_right_ones() -> None:
 @pytest.mark.parametrize("status", [Status.LOST])
 def test_the_best_match_is_passed_over_when_it_cannot_be_used(status: Status) -> None:
     owner = router()
-    owner.observe(A, events(stored(PROMPT)))
+    owner.caches.observe(A, events(stored(PROMPT)))
     owner.set_status(A, status)
     assert owner.route(request(PROMPT), 0.0, 0.0).replica.id == B
     owner.set_status(B, Status.LOST)
@@ -272,7 +272,7 @@ def test_the_best_match_is_passed_over_when_it_cannot_be_used(status: Status) ->
 
 def test_excluded_replicas_are_not_chosen() -> None:
     owner = router()
-    owner.observe(A, events(stored(PROMPT)))
+    owner.caches.observe(A, events(stored(PROMPT)))
     assert owner.route(request(PROMPT, excluded=frozenset({A})), 0.0, 0.0).replica.id == B
     with pytest.raises(NoReplica):
         owner.route(request(PROMPT, excluded=frozenset({A, B})), 0.0, 0.0)
@@ -303,7 +303,7 @@ def test_only_good_endings_are_held_against_the_prediction() -> None:
         decision = owner.route(request(PROMPT), 0.0, 0.0)
         owner.release(decision.lease, outcome, 0.0, Truth(cached_tokens=0))
         owner.tick(1e9)
-    assert owner.audit.tallies[A, MODEL].compared == 1
+    assert owner.caches.audit.tallies[A, MODEL].compared == 1
 
 
 ENDINGS = st.lists(st.tuples(st.sampled_from(Outcome), st.booleans(), st.floats(0, 0.999)), max_size=30)
@@ -326,7 +326,7 @@ def test_loads_return_to_zero_whatever_the_order_of_endings(
     owner.tick(SETTLE_SECONDS)
     assert [(live.in_flight, live.queued_tokens) for live in owner.fleet] == [(0, 0)] * 3
     assert owner.fleet.open_leases == 0
-    assert not owner.predicted
+    assert not owner.caches.predicted
 
 
 class Traffic(RuleBasedStateMachine):
@@ -375,19 +375,19 @@ class Traffic(RuleBasedStateMachine):
 
     @rule(name=names, prompt=prompts)
     def store(self, name: ReplicaId, prompt: list[int]) -> None:
-        self.router.observe(name, events(stored(prompt)))
+        self.router.caches.observe(name, events(stored(prompt)))
 
     @rule(name=names, prompt=prompts)
     def evict(self, name: ReplicaId, prompt: list[int]) -> None:
-        self.router.observe(name, events(BlockRemoved(block_hashes=stored(prompt).block_hashes[-2:])))
+        self.router.caches.observe(name, events(BlockRemoved(block_hashes=stored(prompt).block_hashes[-2:])))
 
     @rule(name=names)
     def clear(self, name: ReplicaId) -> None:
-        self.router.observe(name, events(AllBlocksCleared()))
+        self.router.caches.observe(name, events(AllBlocksCleared()))
 
     @rule(name=names)
     def restart(self, name: ReplicaId) -> None:
-        self.router.observe(name, [Forget("restart")])
+        self.router.caches.observe(name, [Forget("restart")])
 
     @rule(name=names, status=st.sampled_from(Status))
     def turn(self, name: ReplicaId, status: Status) -> None:
@@ -408,13 +408,13 @@ class Traffic(RuleBasedStateMachine):
 
     @invariant()
     def the_index_is_sound(self) -> None:
-        self.router.index.check()
+        self.router.caches.index.check()
 
     @invariant()
     def whoever_owes_nothing_is_expected_to_do_nothing(self) -> None:
         if not self.open:
             self.router.tick(self.now + SETTLE_SECONDS)
-            assert not self.router.predicted
+            assert not self.router.caches.predicted
 
 
 TestTraffic = Traffic.TestCase
@@ -431,7 +431,7 @@ def test_the_policy_sees_what_is_known() -> None:
     owner = Router(Spy(), "spy")
     for name in ("a", "b"):
         owner.put(replica(name))
-    owner.observe(A, events(stored(PROMPT)))
+    owner.caches.observe(A, events(stored(PROMPT)))
     first = owner.route(request([9] * 50), 0.0, 0.0)
     second = owner.route(request(PROMPT), 0.0, 0.0)
     assert second.policy == "spy"
@@ -445,7 +445,7 @@ def test_the_policy_sees_what_is_known() -> None:
 
 def test_a_recipe_that_changes_is_used_from_the_next_request_on() -> None:
     owner = router("a")
-    owner.observe(A, events(stored(PROMPT)))
+    owner.caches.observe(A, events(stored(PROMPT)))
     owner.put(replica("a", recipe=Recipe(block_size=8)))
     assert cached(owner, request(PROMPT)) == {"a": 0}
     owner.put(replica("a", recipe=RECIPE))
@@ -475,15 +475,15 @@ def test_a_replica_whose_recipe_nobody_declared_is_learned_and_then_predicted() 
     owner = Router(CacheAware(), "cache_aware")
     owner.put(replica("a", recipe=None))
     assert not owner.route(request(PROMPT), 0.0, 0.0).is_predicted
-    owner.observe(A, events(told(PROMPT, RANDOM), told(PROMPT[:20], RANDOM, salt="mine")))
+    owner.caches.observe(A, events(told(PROMPT, RANDOM), told(PROMPT[:20], RANDOM, salt="mine")))
     decision = owner.route(request(PROMPT), 0.0, 0.0)
     assert (decision.cached_tokens, decision.is_predicted) == (40, True)
     assert cached(owner, request(PROMPT, salt="mine")) == {"a": 20}
     assert cached(owner, request(PROMPT, salt="yours")) == {"a": 0}
     event = told(PROMPT, RANDOM)
-    owner.observe(A, events(BlockRemoved(event.block_hashes[3:], "GPU")))
+    owner.caches.observe(A, events(BlockRemoved(event.block_hashes[3:], "GPU")))
     assert cached(owner, request(PROMPT[:30])) == {"a": 12}
-    owner.observe(A, events(AllBlocksCleared(), told(PROMPT[:8], RANDOM)))
+    owner.caches.observe(A, events(AllBlocksCleared(), told(PROMPT[:8], RANDOM)))
     assert cached(owner, request(PROMPT)) == {"a": 8}
 
 
@@ -491,18 +491,18 @@ def test_learned_adapters_need_no_path_that_agrees() -> None:
     sql = Lora("sql", "/here/sql")
     owner = Router(CacheAware(), "cache_aware")
     owner.put(replica("a", models=(MODEL, "sql"), adapters=(sql,)))
-    owner.observe(A, events(told(PROMPT, RANDOM), told(PROMPT, RANDOM, lora=Lora("sql", "/there/sql"))))
-    assert owner.recognitions[A].state is KeyState.LEARNED
+    owner.caches.observe(A, events(told(PROMPT, RANDOM), told(PROMPT, RANDOM, lora=Lora("sql", "/there/sql"))))
+    assert owner.caches.recognitions[A].state is KeyState.LEARNED
     assert cached(owner, request(PROMPT, model="sql")) == {"a": 40}
 
 
 def test_proven_and_learned_replicas_are_scored_side_by_side_in_tokens() -> None:
     owner = router("a", "b", "c")
     eight = Recipe(block_size=8, algorithm="xxhash", root=b"x" * 16)
-    owner.observe(A, events(told(PROMPT[:30], recipe=RECIPE)))
-    owner.observe(B, events(told(PROMPT, recipe=eight)))
-    owner.observe(C, events(told(PROMPT[:20], recipe=Recipe(block_size=2, seed="0"))))
-    states = [owner.recognitions[name].state for name in (A, B, C)]
+    owner.caches.observe(A, events(told(PROMPT[:30], recipe=RECIPE)))
+    owner.caches.observe(B, events(told(PROMPT, recipe=eight)))
+    owner.caches.observe(C, events(told(PROMPT[:20], recipe=Recipe(block_size=2, seed="0"))))
+    states = [owner.caches.recognitions[name].state for name in (A, B, C)]
     assert states == [KeyState.PROVEN, KeyState.LEARNED, KeyState.PROVEN]
     assert cached(owner, request(PROMPT)) == {"a": 28, "b": 40, "c": 20}
     assert owner.route(request(PROMPT), 0.0, 0.0).replica.id == B
@@ -511,48 +511,48 @@ def test_proven_and_learned_replicas_are_scored_side_by_side_in_tokens() -> None
 def test_a_recipe_that_the_first_event_refutes_voids_only_what_was_read_before() -> None:
     owner = router()
     for name in (A, B):
-        owner.observe(name, events(stored(PROMPT)))  # without tokens: it proves nothing, and is believed
+        owner.caches.observe(name, events(stored(PROMPT)))  # without tokens: it proves nothing, and is believed
     assert cached(owner, request(PROMPT)) == {"a": 40, "b": 40}
-    owner.observe(A, events(told(PROMPT[:12], RANDOM), told([7] * 9, RANDOM)))
+    owner.caches.observe(A, events(told(PROMPT[:12], RANDOM), told([7] * 9, RANDOM)))
     assert cached(owner, request(PROMPT)) == {"a": 12, "b": 40}
     assert cached(owner, request([7] * 9)) == {"a": 8, "b": 0}
-    assert owner.index.gpu.blocks(A) == 5
+    assert owner.caches.index.gpu.blocks(A) == 5
 
 
 def test_a_recipe_that_is_found_by_trying_voids_nothing() -> None:
     seeded = Recipe(block_size=4, seed="0")
     owner = router("a")
-    owner.observe(A, events(stored(PROMPT, recipe=seeded)))
+    owner.caches.observe(A, events(stored(PROMPT, recipe=seeded)))
     assert cached(owner, request(PROMPT)) == {"a": 0}
-    owner.observe(A, events(told([7] * 9, recipe=seeded)))
+    owner.caches.observe(A, events(told([7] * 9, recipe=seeded)))
     assert cached(owner, request(PROMPT)) == {"a": 40}
 
 
 def test_expectations_of_learned_keys_are_met_by_their_events() -> None:
     owner = router("a")
-    owner.observe(A, events(told([7] * 9, RANDOM)))
+    owner.caches.observe(A, events(told([7] * 9, RANDOM)))
     decision = owner.route(request(PROMPT), 0.0, 0.0)
     assert cached(owner, request(PROMPT)) == {"a": 40}
     event = told(PROMPT, RANDOM)
-    owner.observe(A, events(event, BlockRemoved(event.block_hashes[:1], "GPU")))
+    owner.caches.observe(A, events(event, BlockRemoved(event.block_hashes[:1], "GPU")))
     assert cached(owner, request(PROMPT)) == {"a": 0}, "what came and went is not expected any more"
     owner.release(decision.lease, Outcome.OK, 0.0)
     owner.tick(SETTLE_SECONDS)
-    assert not owner.predicted
+    assert not owner.caches.predicted
 
 
 def test_a_restart_begins_the_proof_anew() -> None:
     owner = router("a")
-    owner.observe(A, events(told(PROMPT, RANDOM)))
-    owner.observe(A, [WELL])
-    assert owner.view(A, 1.0).state is Knowledge.LEARNED
-    owner.observe(A, [Forget("restart")])
-    assert owner.recognitions[A].state is KeyState.UNPROVEN
+    owner.caches.observe(A, events(told(PROMPT, RANDOM)))
+    owner.caches.observe(A, [WELL])
+    assert owner.caches.view(A, 1.0).state is Knowledge.LEARNED
+    owner.caches.observe(A, [Forget("restart")])
+    assert owner.caches.recognitions[A].state is KeyState.UNPROVEN
     assert cached(owner, request(PROMPT)) == {"a": 0}
-    owner.observe(A, events(told(PROMPT, recipe=RECIPE)))
-    assert owner.recognitions[A].state is KeyState.PROVEN
+    owner.caches.observe(A, events(told(PROMPT, recipe=RECIPE)))
+    assert owner.caches.recognitions[A].state is KeyState.PROVEN
     assert cached(owner, request(PROMPT)) == {"a": 40}
-    owner.observe(
+    owner.caches.observe(
         A, [Forget("restart"), *events(told(PROMPT[:20], recipe=msgspec.structs.replace(RANDOM, root=b"s" * 32)))]
     )
     assert cached(owner, request(PROMPT)) == {"a": 20}
@@ -560,31 +560,31 @@ def test_a_restart_begins_the_proof_anew() -> None:
 
 def test_what_was_learned_outlives_what_the_engine_says_again() -> None:
     owner = router("a")
-    owner.observe(A, events(told(PROMPT, RANDOM)))
+    owner.caches.observe(A, events(told(PROMPT, RANDOM)))
     owner.put(replica("a", max_model_len=9))
     assert cached(owner, request(PROMPT)) == {"a": 40}
     owner.remove(A)
     owner.put(replica("a"))
-    assert owner.recognitions[A].state is KeyState.UNPROVEN
+    assert owner.caches.recognitions[A].state is KeyState.UNPROVEN
 
 
 def test_a_view_says_since_when_it_holds() -> None:
     owner = router("a")
-    owner.observe(A, [Standing()])
-    assert (owner.view(A, 1.0).state, owner.view(A, 2.0).since) == (Knowledge.BLIND, 1.0)
-    owner.observe(A, [WELL])
-    assert (owner.view(A, 3.0).state, owner.view(A, 4.0).since) == (Knowledge.EXACT, 3.0)
-    believed = owner.view(A, 4.0).reason
-    owner.observe(A, events(told(PROMPT, recipe=RECIPE)))
-    proven = owner.view(A, 5.0)
+    owner.caches.observe(A, [Standing()])
+    assert (owner.caches.view(A, 1.0).state, owner.caches.view(A, 2.0).since) == (Knowledge.BLIND, 1.0)
+    owner.caches.observe(A, [WELL])
+    assert (owner.caches.view(A, 3.0).state, owner.caches.view(A, 4.0).since) == (Knowledge.EXACT, 3.0)
+    believed = owner.caches.view(A, 4.0).reason
+    owner.caches.observe(A, events(told(PROMPT, recipe=RECIPE)))
+    proven = owner.caches.view(A, 5.0)
     assert (proven.state, proven.since) == (Knowledge.EXACT, 3.0)
     assert proven.reason != believed, "the reason may change while the state holds"
-    owner.observe(A, [Lost(3, 5)])
-    assert (owner.view(A, 6.0).state, owner.view(A, 6.0).since) == (Knowledge.PARTIAL, 6.0)
+    owner.caches.observe(A, [Lost(3, 5)])
+    assert (owner.caches.view(A, 6.0).state, owner.caches.view(A, 6.0).since) == (Knowledge.PARTIAL, 6.0)
     owner.remove(A)
     owner.put(replica("a"))
-    owner.observe(A, [Standing()])
-    assert (owner.view(A, 7.0).state, owner.view(A, 7.0).since) == (Knowledge.BLIND, 7.0)
+    owner.caches.observe(A, [Standing()])
+    assert (owner.caches.view(A, 7.0).state, owner.caches.view(A, 7.0).since) == (Knowledge.BLIND, 7.0)
 
 
 def test_an_engine_that_drafts_computes_the_last_block_of_a_hit_anew() -> None:
@@ -593,7 +593,7 @@ def test_an_engine_that_drafts_computes_the_last_block_of_a_hit_anew() -> None:
     recipe = Recipe(block_size=16)
     name = ReplicaId("drafts")
     router.put(Replica(name, "http://drafts", models=("m",), recipe=recipe, has_eagle=True))
-    router.apply(name, [BlockStored(list(Chain(recipe, range(97)).keys(6)), None, EMPTY, 16)])
+    router.caches.apply(name, [BlockStored(list(Chain(recipe, range(97)).keys(6)), None, EMPTY, 16)])
     for length, cached in ((17, 0), (32, 0), (33, 16), (49, 32), (97, 80)):
         wanted = RouteRequest("m", PromptHashes([range(length)], None, None), (length,))
         assert router.route(wanted, 0.0, 0.0).cached_tokens == cached
@@ -603,6 +603,6 @@ def test_lost_batches_of_a_replica_that_is_gone_are_nobodys() -> None:
     router = Router(make("cache_aware"), "cache_aware")
     router.put(replica("a"))
     router.remove(A)
-    router.observe(A, [Lost(0, 9)])
+    router.caches.observe(A, [Lost(0, 9)])
     router.put(replica("a"))
-    assert router.losses[A].batches == 0
+    assert router.caches.losses[A].batches == 0

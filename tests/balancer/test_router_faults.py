@@ -24,12 +24,12 @@ def router(*replicas: Replica) -> Router:
     made = Router(make("cache_aware", {}), "cache_aware")
     for each in replicas:
         made.put(each)
-        made.observe(each.id, [Standing(is_connected=True, is_complete=True)])
+        made.caches.observe(each.id, [Standing(is_connected=True, is_complete=True)])
     return made
 
 
 def tell(over: Router, name: ReplicaId, *events: KVEvent) -> None:
-    over.observe(name, [Apply([Batch(1.0, list(events))])])
+    over.caches.observe(name, [Apply([Batch(1.0, list(events))])])
 
 
 def cached(over: Router, model: str = MODEL) -> dict[str, int]:
@@ -46,8 +46,8 @@ def test_an_engine_of_another_block_size_than_it_told_is_scored_by_its_events() 
     tell(over, A, told(PROMPT, WIDE))
     tell(over, B, told(PROMPT[:40]))
     assert cached(over) == {"a": 96, "b": 40}, "in tokens, whatever their blocks"
-    assert over.view(A, 0.0).state is Knowledge.EXACT
-    assert "block_size is 8, not 4" in over.view(A, 0.0).reason
+    assert over.caches.view(A, 0.0).state is Knowledge.EXACT
+    assert "block_size is 8, not 4" in over.caches.view(A, 0.0).reason
 
 
 def test_a_tier_of_another_block_size_leaves_the_gpu_as_it_is() -> None:
@@ -64,15 +64,15 @@ def test_what_lies_in_a_shared_store_is_no_replicas_gpu() -> None:
     event = replaced(stored(PROMPT), medium="STORAGE", locality="REMOTE")
     tell(over, A, event)
     assert cached(over) == {"a": 0, "b": 0}
-    (remote,) = [tier for tier in over.index.tiers if tier.locality == "REMOTE"]
-    assert over.index.tiers[remote].blocks(A) == 25
+    (remote,) = [tier for tier in over.caches.index.tiers if tier.locality == "REMOTE"]
+    assert over.caches.index.tiers[remote].blocks(A) == 25
 
 
 def test_a_publisher_that_nobody_configured_is_no_replica() -> None:
     over = router(replica("a"))
     tell(over, ReplicaId("kv@SHARED_STORAGE@m"), stored(PROMPT))
     assert [live.replica.id for live in over.fleet] == ["a"]
-    assert over.index.replicas == {"a"}
+    assert over.caches.index.replicas == {"a"}
     assert cached(over) == {"a": 0}
 
 
@@ -84,7 +84,9 @@ def test_a_placeholder_of_the_cpu_tier_is_kept_in_either_order() -> None:
         tell(over, A, *order)
         tell(over, A, BlockRemoved([first], "GPU", 0))
         assert cached(over) == {"a": 0}, "a lower tier is not the GPU"
-        assert [table.holds(A, 0, first) for tier, table in over.index.tiers.items() if tier.medium == "CPU"] == [True]
+        assert [
+            table.holds(A, 0, first) for tier, table in over.caches.index.tiers.items() if tier.medium == "CPU"
+        ] == [True]
 
 
 def test_draft_models_that_publish_pairs_of_tokens_are_not_called_exact() -> None:
@@ -92,7 +94,7 @@ def test_draft_models_that_publish_pairs_of_tokens_are_not_called_exact() -> Non
     pairs = msgspec.Raw(msgspec.msgpack.encode([[at, at + 1] for at in range(8)]))
     tell(over, A, BlockStored([11, 12], None, pairs, 4, medium="GPU"))
     assert cached(over) == {"a": 0}
-    view = over.view(A, 0.0)
+    view = over.caches.view(A, 0.0)
     assert view.state is Knowledge.PARTIAL
     assert "in a form that no prompt has" in view.reason
 
@@ -127,17 +129,17 @@ def test_200_replicas_that_come_and_go_leave_nothing_behind() -> None:
     for at in range(200):
         name = replica(f"pod-{at}")
         over.put(name)
-        over.observe(name.id, [Standing(is_connected=True, is_complete=True)])
+        over.caches.observe(name.id, [Standing(is_connected=True, is_complete=True)])
         tell(over, name.id, told(list(range(at, at + 400))), replaced(stored([at] * 40), medium=f"M{at % 3}"))
         lease = over.route(request(list(range(at, at + 41)), excluded=frozenset({ReplicaId("stays")})), 0.0, 0.5).lease
         over.remove(name.id)
         tell(over, name.id, stored([at] * 80))
-        over.observe(name.id, [Standing()])
+        over.caches.observe(name.id, [Standing()])
         _end(over, lease)
         if at == 20:
             baseline = size_of(over)
     assert size_of(over) <= baseline
-    assert over.index.size == 0
+    assert over.caches.index.size == 0
     assert len(over.fleet) == 1
 
 
@@ -145,7 +147,7 @@ def _end(over: Router, lease: int) -> None:
     over.release(lease, Outcome.OK, 0.0, Truth(prompt_tokens=41, cached_tokens=8))
     for now in (1.0, 5.0, 60.0):
         over.tick(now)
-        while over.index.has_retired:
+        while over.caches.index.has_retired:
             over.tick(now)
 
 

@@ -79,12 +79,12 @@ def test_ranks_that_are_gone_after_a_restart_are_forgotten() -> None:
 def test_a_publisher_that_has_moved_is_followed_and_its_old_cache_forgotten() -> None:
     async def check(service: RouterService) -> None:
         service._learned("http://h:1", [described("a")])
-        service.router.observe(A, events(stored(PROMPT)))
+        service.router.caches.observe(A, events(stored(PROMPT)))
         service._learned("http://h:1", [described("a")])
         assert await cached(service) == 40, "nothing has changed"
         moved = msgspec.structs.replace(SOURCE, events="tcp://127.0.0.1:10")
         service._learned("http://h:1", [described("a", moved)])
-        await eventually(lambda: not service.router.index.gpu.blocks(A))
+        await eventually(lambda: not service.router.caches.index.gpu.blocks(A))
         assert await cached(service) == 0
         assert service._publishers[A].events == "tcp://127.0.0.1:10"
         service._learned("http://h:1", [described("a", None)])
@@ -191,19 +191,19 @@ def test_a_cache_that_becomes_known_otherwise_is_told_once(
 
     async def check(service: RouterService) -> None:
         service._learned("http://h:1", [described("a", None)])
-        service.router.observe(A, [Standing(is_connected=True, is_complete=True)])
+        service.router.caches.observe(A, [Standing(is_connected=True, is_complete=True)])
         turns(service)
         assert [line.split(":")[0] for line in watched(caplog)] == ["a"]
         assert "known as exact" in watched(caplog)[0]
-        service.router.observe(A, events(told(PROMPT, RANDOM)))
+        service.router.caches.observe(A, events(told(PROMPT, RANDOM)))
         turns(service)
         assert len(watched(caplog)) == 2
         assert "known as learned: its hashes agree with no recipe" in watched(caplog)[1]
-        service.router.observe(A, events(told(PROMPT, RANDOM)))
+        service.router.caches.observe(A, events(told(PROMPT, RANDOM)))
         turns(service)
         assert len(watched(caplog)) == 2, "nothing has changed"
         for is_linked in (False, True):
-            service.router.observe(A, [Standing(is_linked, is_linked)])
+            service.router.caches.observe(A, [Standing(is_linked, is_linked)])
             turns(service)
         assert [line.split(": ")[1] for line in watched(caplog)[2:]] == [
             "its cache is known as blind",
@@ -219,7 +219,7 @@ def test_what_lasts_but_a_moment_is_no_news(caplog: pytest.LogCaptureFixture) ->
     async def check(service: RouterService) -> None:
         service._learned("http://h:1", [described("a")])
         turns(service)
-        assert service.router.view(A, time.monotonic()).state is Knowledge.BLIND
+        assert service.router.caches.view(A, time.monotonic()).state is Knowledge.BLIND
         assert watched(caplog) == []
 
     with_service(check)

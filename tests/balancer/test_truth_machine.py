@@ -35,7 +35,7 @@ def walk(seed: int, steps: int) -> Counter[str]:
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, step {at}, after {told[-12:]}: {error}") from error
     story.world.settle()
-    story.world.router.index.check()
+    story.world.router.caches.index.check()
     return story.world.seen
 
 

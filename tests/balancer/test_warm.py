@@ -247,7 +247,7 @@ def test_a_fault_of_ours_costs_the_snapshot_and_nothing_else(tmp_path: Path, cap
         await faulty.save()
 
     run(scenario())
-    assert (faulty.saves, faulty.failures, faulty.restored_blocks, made.index.size) == (0, 1, 0, 0)
+    assert (faulty.saves, faulty.failures, faulty.restored_blocks, made.caches.index.size) == (0, 1, 0, 0)
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
     assert [each.name for each in tmp_path.iterdir()] == ["index"]
 

@@ -49,7 +49,7 @@ def case(name: str, replicas: int, length: int) -> None:
             decide(router, memory, tokens)
             keys = list(Chain(RECIPE, tokens, memory=memory).keys(length))
             for live in router.fleet:
-                router.apply(live.replica.id, [BlockStored(keys, None, EMPTY, 16)])
+                router.caches.apply(live.replica.id, [BlockStored(keys, None, EMPTY, 16)])
         started = time.process_time()
         decide(router, memory, tokens)
         times.append((time.process_time() - started) * 1e3)

@@ -43,15 +43,15 @@ def filled(blocks: int, keys: str) -> Router:
     made = router(*map(member, NAMES))
     recipe = RANDOM if keys == "learned" else RECIPE
     for name in NAMES:
-        made.observe(name, [Apply([Batch(1.0, [told(TOKENS, recipe)])])])
+        made.caches.observe(name, [Apply([Batch(1.0, [told(TOKENS, recipe)])])])
     bits = random.Random(5).getrandbits
     for start in range(0, blocks, SEQUENCE):
         name = NAMES[start // SEQUENCE % REPLICAS]
         some = [bits(64) for _ in range(SEQUENCE)]
-        made.index.gpu.store(name, 0, some)
+        made.caches.index.gpu.store(name, 0, some)
         if keys == "learned":
             names = [bits(64) for _ in range(SEQUENCE)]
-            made.recognitions[name].learned.restore(NamesImage(Tier(), 0, names, some, {}))
+            made.caches.recognitions[name].learned.restore(NamesImage(Tier(), 0, names, some, {}))
     return made
 
 

@@ -86,7 +86,7 @@ def test_what_is_predicted_is_what_the_engine_reports(name: str) -> None:
         async with fleet(SMALL, SMALL) as over:
             await talk(over, TURNS[name], 16)
             assert over.exact_share() == (16, 16)
-            assert sum(tally.actual_tokens for tally in over.router.audit.tallies.values()) > 0
+            assert sum(tally.actual_tokens for tally in over.router.caches.audit.tallies.values()) > 0
             assert over.front.is_idle()
 
     run(check())
@@ -184,7 +184,7 @@ def test_engines_of_two_ages_serve_side_by_side() -> None:
             exact, compared = over.exact_share()
             # Without a replay socket nothing is known of an engine before its first event: nothing is promised then.
             assert exact == compared >= 15
-            assert len(over.router.audit.tallies) == 2
+            assert len(over.router.caches.audit.tallies) == 2
 
     run(check())
 
@@ -195,9 +195,9 @@ def test_engines_of_two_ages_serve_side_by_side() -> None:
 def _held(over: Fleet, engine: FakeEngine) -> Counter[int]:
     """What is known of an engine's cache, by its own hashes."""
     replica = replica_id(engine.url, 0, 1)
-    recognition = over.router.recognitions[replica]
+    recognition = over.router.caches.recognitions[replica]
     if recognition.state is not KeyState.LEARNED:
-        return over.router.index.gpu.held(replica)
+        return over.router.caches.index.gpu.held(replica)
     return recognition.learned.held()
 
 
@@ -205,14 +205,14 @@ async def _arrived(over: Fleet) -> None:
     """Return once all events have arrived, in whatever way they are read."""
     await eventually(lambda: all(_held(over, engine) == engine.cached() for engine in over.engines))
     for engine in over.engines:
-        assert over.router.index.gpu.copies(replica_id(engine.url, 0, 1)) == sum(engine.cached().values())
+        assert over.router.caches.index.gpu.copies(replica_id(engine.url, 0, 1)) == sum(engine.cached().values())
 
 
 async def _known(over: Fleet, *states: Knowledge) -> None:
     """Return once all events have arrived and every cache is known as one of these states."""
     await _arrived(over)
     router = over.router
-    await eventually(lambda: all(router.view(live.replica.id, 0.0).state in states for live in router.fleet))
+    await eventually(lambda: all(router.caches.view(live.replica.id, 0.0).state in states for live in router.fleet))
 
 
 async def _talk_of_all_kinds(over: Fleet) -> set[int]:
@@ -267,7 +267,7 @@ def test_hashes_that_nobody_has_told_are_found_or_learned(name: str) -> None:
             assert over.exact_share()[1] - before == 24
             exact, compared = over.exact_share()
             assert exact == compared
-            (tally,) = over.router.audit.tallies.values()
+            (tally,) = over.router.caches.audit.tallies.values()
             assert tally.actual_tokens > 0
             assert await _knowledge(over) == [knowledge]
 
@@ -325,12 +325,12 @@ def test_after_a_restart_another_root_is_learned() -> None:
 
 
 def _is_empty(over: Fleet) -> bool:
-    return not any(over.router.index.gpu.copies(replica) for replica in over.router.index.replicas)
+    return not any(over.router.caches.index.gpu.copies(replica) for replica in over.router.caches.index.replicas)
 
 
 def _reason(over: Fleet) -> str:
     (live,) = over.router.fleet
-    return over.router.view(live.replica.id, 0.0).reason
+    return over.router.caches.view(live.replica.id, 0.0).reason
 
 
 def test_learned_and_proven_engines_serve_side_by_side() -> None:
@@ -379,7 +379,7 @@ def test_an_event_address_where_nobody_answers_makes_a_replica_blind() -> None:
                 assert (knowledge["state"], knowledge["reason"]) == ("blind", "its event publisher cannot be reached")
                 states = {labels["state"]: value for labels, value in await front.samples("kvlb_cache_knowledge")}
                 assert states == {"exact": 0, "learned": 0, "partial": 0, "blind": 1}
-                (tally,) = front.service.router.audit.tallies.values()
+                (tally,) = front.service.router.caches.audit.tallies.values()
                 assert (tally.compared, tally.estimates) == (0, 2)
         finally:
             await engine.kill()
@@ -457,7 +457,7 @@ def test_predictions_hold_for_every_rank() -> None:
         async with fleet(ranks, policy={"name": "round_robin"}) as over:
             await talk(over, TURNS["completions of ids"], 16)
             assert over.exact_share() == (16, 16)
-            assert len(over.router.audit.tallies) == 2
+            assert len(over.router.caches.audit.tallies) == 2
 
     run(check())
 
@@ -509,7 +509,7 @@ def test_a_restarted_engine_is_known_to_be_empty() -> None:
             (engine,) = over.engines
             await over.complete(IDS)
             await over.settle()
-            before = over.router.index.gpu.blocks(next(iter(over.router.index.replicas)))
+            before = over.router.caches.index.gpu.blocks(next(iter(over.router.caches.index.replicas)))
             assert before > 0
             await engine.kill()
             await engine.start()

@@ -61,7 +61,9 @@ async def settled(over: Fleet) -> None:
 def views(over: Fleet) -> list[tuple[Knowledge, str]]:
     now = asyncio.get_running_loop().time()
     return [
-        (view.state, view.reason) for each in over.router.fleet for view in [over.router.view(each.replica.id, now)]
+        (view.state, view.reason)
+        for each in over.router.fleet
+        for view in [over.router.caches.view(each.replica.id, now)]
     ]
 
 
@@ -118,12 +120,12 @@ def test_learned_keys_outlive_a_restart(tmp_path: Path) -> None:
                 await eventually(lambda: views(before)[0][0] is Knowledge.LEARNED)
                 over[0].forget_replay()
                 await before.complete(IDS[::-1])
-                await eventually(lambda: before.router.index.gpu.blocks(name(over[0])) == 8)
+                await eventually(lambda: before.router.caches.index.gpu.blocks(name(over[0])) == 8)
             longer = [*IDS, *range(300, 340)]
             await ask(over[0], longer)  # the first of its blocks are known from the snapshot alone
             async with front(over, replica=where, path=str(tmp_path / "index")) as after:
                 await eventually(after.follows)
-                await eventually(lambda: after.router.index.gpu.blocks(name(over[0])) == 10)
+                await eventually(lambda: after.router.caches.index.gpu.blocks(name(over[0])) == 10)
                 assert views(after)[0][0] is Knowledge.LEARNED
                 assert (await after.complete(longer))[1:] == (96, 96)
 
@@ -142,7 +144,7 @@ def test_what_happened_meanwhile_is_applied(tmp_path: Path) -> None:
                 await ask(over[0], [at, *IDS, *IDS])
             async with front(over, path=str(tmp_path / "index")) as after:
                 await settled(after)
-                assert after.router.index.gpu.unknown_removals == 0
+                assert after.router.caches.index.gpu.unknown_removals == 0
                 assert views(after)[0][0] is Knowledge.EXACT
                 _, predicted, actual = await after.complete([19, *IDS, *IDS])
                 assert predicted == actual > 0
@@ -163,10 +165,10 @@ def test_an_engine_that_was_restarted_meanwhile_begins_anew_and_the_others_do_no
             await over[0].start()
             async with front(over, path=str(tmp_path / "index")) as after:
                 await settled(after)
-                assert not after.router.index.gpu.held(name(over[0]))
-                assert after.router.index.gpu.held(name(over[1])) == held
+                assert not after.router.caches.index.gpu.held(name(over[0]))
+                assert after.router.caches.index.gpu.held(name(over[1])) == held
                 assert held
-                after.router.index.check()
+                after.router.caches.index.check()
 
     run(scenario())
 
@@ -216,7 +218,7 @@ def test_without_a_replay_socket_it_begins_anew(tmp_path: Path) -> None:
                 await before.settle()
             endpoint = {"url": over[0].url, "events": over[0].events()}
             async with gateway([endpoint], snapshot={"path": str(tmp_path / "index")}) as after:
-                index = after.service.router.index
+                index = after.service.router.caches.index
                 assert after.service.warm.restored_blocks == 4
                 assert index.gpu.blocks(name(over[0])) == 0
 
@@ -236,7 +238,7 @@ def test_another_model_at_the_same_address_begins_anew(tmp_path: Path) -> None:
                 front([another], path=str(tmp_path / "index")) as after,
             ):
                 assert after.front.service.warm.restored_blocks == 4
-                assert after.router.index.gpu.blocks(name(another)) == 0
+                assert after.router.caches.index.gpu.blocks(name(another)) == 0
                 await eventually(after.follows)
 
     run(scenario())
@@ -251,7 +253,7 @@ def test_a_replica_that_is_no_longer_in_the_fleet_takes_no_memory(tmp_path: Path
                     await before.complete([at, *IDS])
                 await before.settle()
             async with front(over[:1], path=str(tmp_path / "index")) as after:
-                assert after.router.index.replicas == {name(over[0])}
+                assert after.router.caches.index.replicas == {name(over[0])}
                 await settled(after)
 
     run(scenario())

@@ -54,7 +54,7 @@ class Fleet:
     def mirrors(self) -> bool:
         """Whether the index says of every engine that runs exactly what its cache holds."""
         return all(
-            self.router.index.gpu.held(replica_id(engine.url, rank, engine.config.data_parallel_size))
+            self.router.caches.index.gpu.held(replica_id(engine.url, rank, engine.config.data_parallel_size))
             == engine.cached(rank)
             for engine in self.engines
             if engine.is_running
@@ -69,14 +69,16 @@ class Fleet:
         """Whether the events of every rank are subscribed to, and nothing that can be asked for is missing."""
         service = self.front.service
         ranks = sum(engine.config.data_parallel_size for engine in self.engines)
-        links = [(service.router._standings[replica], each.replay) for replica, each in service._publishers.items()]
+        links = [
+            (service.router.caches._standings[replica], each.replay) for replica, each in service._publishers.items()
+        ]
         return len(links) == ranks and all(
             link.is_connected and (link.is_complete or not replay) for link, replay in links
         )
 
     def exact_share(self) -> tuple[int, int]:
         """(exact predictions, predictions compared), over all replicas."""
-        tallies = self.router.audit.tallies.values()
+        tallies = self.router.caches.audit.tallies.values()
         return sum(tally.exact for tally in tallies), sum(tally.compared for tally in tallies)
 
     async def wait_usable(self, count: int) -> None:

@@ -92,7 +92,7 @@ class World:
         self.router.put(described.replica)
         resume, _ = self.handover.adopt(described)
         if replica not in self.subscriptions:
-            self.router.observe(replica, [Standing(is_restored=resume is not None)])
+            self.router.caches.observe(replica, [Standing(is_restored=resume is not None)])
             self._subscribe(replica, resume)
 
     def subscribe_anew(self, replica: ReplicaId) -> None:
@@ -148,7 +148,7 @@ class World:
             self._obey_orders()
 
     def _obey_orders(self) -> None:
-        orders, self.router.orders = self.router.orders, []
+        orders, self.router.caches.orders = self.router.caches.orders, []
         for order in orders:
             self.seen["orders"] += 1
             if order.replica in self.subscriptions:
@@ -173,7 +173,7 @@ class World:
                 self._has_lost.add(replica)
             elif isinstance(step, Forget):
                 self._has_lost.discard(replica)
-            self.router.observe(replica, [step])
+            self.router.caches.observe(replica, [step])
 
     def _queue(self, replica: ReplicaId, steps: Sequence[Step]) -> None:
         for step in steps:
@@ -329,7 +329,7 @@ class World:
         for replica in self.subscriptions:
             if replica in waiting:
                 continue
-            view = self.router.view(replica, self.now)
+            view = self.router.caches.view(replica, self.now)
             self.seen[view.state] += 1
             if view.state.is_promise:
                 self._check_known(replica, view)
@@ -355,7 +355,7 @@ class World:
         for tier, truth in life.truth(sequence).items():
             if tier != GPU and replica in self._has_lost:
                 continue  # a clear makes up for what was lost of the GPU alone
-            table = self.router.index.tiers.get(tier)
+            table = self.router.caches.index.tiers.get(tier)
             held = Counter[int]() if table is None else table.held(replica)
             named = self._named(replica, life, truth) if view.state is Knowledge.LEARNED else truth
             if held == named:
@@ -367,7 +367,7 @@ class World:
             )
 
     def _named(self, replica: ReplicaId, life: Life, truth: Counter[int]) -> Counter[int]:
-        names = life.names(self.router.recognitions[replica].recipe)
+        names = life.names(self.router.caches.recognitions[replica].recipe)
         named: Counter[int] = Counter()
         for key, copies in truth.items():
             named[names[key]] += copies
@@ -375,8 +375,8 @@ class World:
 
     def _is_waited_for(self, replica: ReplicaId) -> bool:
         """Whether blocks are expected there, of requests under way or just ended."""
-        bit = self.router.index.gpu.bit(replica)
-        return any(bits & bit for bits in self.router.predicted.holders.values())
+        bit = self.router.caches.index.gpu.bit(replica)
+        return any(bits & bit for bits in self.router.caches.predicted.holders.values())
 
     def _check_matches(self, replica: ReplicaId, life: Life, sequence: int) -> None:
         """The last prompts again: what would be predicted for them."""
@@ -391,7 +391,7 @@ class World:
     def _check_settled(self, replica: ReplicaId) -> None:
         """Whoever could know everything does."""
         publisher, subscription = self.publishers[replica], self.subscriptions[replica]
-        life, view = publisher.life, self.router.view(replica, self.now)
+        life, view = publisher.life, self.router.caches.view(replica, self.now)
         assert not self.queue
         if view.state.is_promise:
             assert not self._is_waited_for(replica), f"{replica} is waited for although nothing is under way"
@@ -411,11 +411,11 @@ class World:
             yield "the buffer does not reach back"
         if life.first_unreadable is not None:
             yield "events that nobody can read"
-        if self.router.losses[replica].batches and (life.is_doubtful or life.was_silent):
+        if self.router.caches.losses[replica].batches and (life.is_doubtful or life.was_silent):
             yield "replays that lied or never came"
-        if self.router.losses[replica].contradictions:
+        if self.router.caches.losses[replica].contradictions:
             yield "events that came after what they explain"
-        recognition = self.router.recognitions[replica]
+        recognition = self.router.caches.recognitions[replica]
         if recognition.recipe is None:
             yield "no event has shown how it hashes"
         if recognition.state is KeyState.UNPROVEN and recognition.reason:

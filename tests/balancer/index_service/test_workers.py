@@ -89,7 +89,7 @@ def test_what_is_still_queued_for_one_registration_never_reaches_the_next() -> N
     workers.observe(old.id, COMPLETE)
     assert scores(workers) == {}
     assert workers.status(new, own(new), 0.0)[0] is Status.PENDING
-    workers.router.index.check()
+    workers.router.caches.index.check()
 
 
 def test_one_rank_or_all_can_be_unregistered() -> None:
@@ -122,7 +122,7 @@ def test_batches_of_several_ranks_are_sorted_in_their_order() -> None:
         ),
     )
     assert scores(workers) == {"1": {"1": 40, "3": 40}}
-    blocks = {rank: workers.router.index.gpu.blocks(each.id) for rank, each in subscription.replicas.items()}
+    blocks = {rank: workers.router.caches.index.gpu.blocks(each.id) for rank, each in subscription.replicas.items()}
     assert blocks == {1: 14, 3: 14}
 
 

@@ -31,7 +31,7 @@ async def tell(engine: FakeEngine, path: str) -> None:
 
 def held(over: Fleet) -> list[int]:
     """Copies that the index has of each replica's GPU blocks."""
-    return [over.router.index.gpu.copies(live.replica.id) for live in over.router.fleet]
+    return [over.router.caches.index.gpu.copies(live.replica.id) for live in over.router.fleet]
 
 
 def statuses(over: Fleet) -> list[Status]:
@@ -136,7 +136,7 @@ def test_another_model_at_the_same_address_is_another_cache() -> None:
             await over.settle()
             assert (await over.complete(IDS, model="other"))[1:] == (64, 64)
             (live,) = over.router.fleet
-            recipe = over.router.recognitions[live.replica.id].recipe
+            recipe = over.router.caches.recognitions[live.replica.id].recipe
             assert recipe is not None
             assert recipe.block_size == 8, "judged anew"
 
@@ -167,10 +167,10 @@ def test_a_restart_of_an_engine_without_events_is_seen_in_its_metrics() -> None:
             service = front.service
             (live,) = service.router.fleet
             name = live.replica.id
-            service.router.apply(name, [stored(range(40))])  # what was believed of it
-            assert service.router.index.gpu.copies(name) == 10
+            service.router.caches.apply(name, [stored(range(40))])  # what was believed of it
+            assert service.router.caches.index.gpu.copies(name) == 10
             replica.paths["/metrics"] = page(2.0)
-            await eventually(lambda: service.router.index.gpu.copies(name) == 0)
+            await eventually(lambda: service.router.caches.index.gpu.copies(name) == 0)
 
     run(check())
 
@@ -238,7 +238,7 @@ def test_a_silent_subscription_is_made_anew() -> None:
             paths = {"/kv_event_sources": json.dumps({"0": source}).encode()}
             async with upstream(paths=paths) as replica, gateway([replica.url]) as front:
                 (live,) = front.service.router.fleet
-                standings = front.service.router._standings
+                standings = front.service.router.caches._standings
                 await eventually(lambda: standings[live.replica.id].is_complete)
                 lives = front.service._pulses._lives
                 before = lives[live.replica.id]
@@ -278,7 +278,7 @@ def test_a_publisher_that_connects_is_followed() -> None:
                 endpoint = {"url": replica.url, "events_bind": f"tcp://*:{port}"}
                 async with gateway([endpoint]) as front:
                     (live,) = front.service.router.fleet
-                    standings = front.service.router._standings
+                    standings = front.service.router.caches._standings
                     await eventually(lambda: standings[live.replica.id].is_complete)
                     assert standings[live.replica.id].is_connected
         finally:

@@ -77,14 +77,14 @@ def test_a_hostile_payload_costs_itself_alone(form: str) -> None:
             async with upstream(paths=source(publisher)) as replica, gateway([replica.url]) as front:
                 name = replica_id(replica.url, 0, 1)
                 router = front.service.router
-                await eventually(lambda: router._standings[name].is_complete)
+                await eventually(lambda: router.caches._standings[name].is_complete)
                 publisher.publish(payload(stored_map([1, 2])))
                 publisher.publish(HOSTILE[form])
                 publisher.publish(payload(stored_map([3, 4])))
-                await eventually(lambda: {1, 2, 3, 4} <= set(router.index.gpu.held(name)))
+                await eventually(lambda: {1, 2, 3, 4} <= set(router.caches.index.gpu.held(name)))
                 status = front.service.publishers()[name]
                 assert (status.counters["connections"], status.incarnation) == (1, 0)
-                router.index.check()
+                router.caches.index.check()
                 for path in ("/metrics", "/kvlb/status"):
                     assert split(await front.exchange(get(path)))[0] == "HTTP/1.1 200 OK"
         finally:
@@ -153,7 +153,7 @@ def test_a_flood_from_one_replica_holds_up_no_other(form: str) -> None:
         for at in range(5):
             await over.complete([at + 400] * 70)
             begun = time.monotonic()
-            await eventually(lambda: over.router.index.gpu.held(replica_id(good.url, 0, 1)) == good.cached())
+            await eventually(lambda: over.router.caches.index.gpu.held(replica_id(good.url, 0, 1)) == good.cached())
             assert time.monotonic() - begun < LATE_SECONDS, "events of the others do not wait for the flood"
         assert await slowest(over.front, 1.0) < LATE_SECONDS
 
@@ -166,7 +166,7 @@ def test_a_flood_from_one_replica_holds_up_no_other(form: str) -> None:
             gateway([good.url, bad.url]) as front,
             aiohttp.ClientSession() as client,
         ):
-            standings = front.service.router._standings
+            standings = front.service.router.caches._standings
             await eventually(lambda: standings[replica_id(good.url, 0, 1)].is_complete)
             await check(Fleet([good], front, client))
 

@@ -92,7 +92,7 @@ def test_after_a_gateways_restart_repeats_stay_where_they_are_although_nothing_c
                 over = Fleet([one, two], front, client)
                 await eventually(lambda: sum(each.is_connected for each in front.service.publishers().values()) == 2)
                 assert {
-                    front.service.router.view(live.replica.id, 0.0).state for live in front.service.router.fleet
+                    front.service.router.caches.view(live.replica.id, 0.0).state for live in front.service.router.fleet
                 } == {Knowledge.PARTIAL}
                 homes = [(await over.complete(prompt))[0] for prompt in prompts]
                 again = [await over.complete(prompt) for prompt in prompts]
