@@ -108,15 +108,15 @@ FAULTS: dict[str, Fault] = {
         "indexer/sources/subscription.py", "            steps += self.stream.recheck()\n", ""
     ),
     "the index outlives its engine": Fault(
-        "balancer/router.py",
+        "balancer/caches.py",
         "        self.index.forget(replica)\n",
         "        self.index.gpu.clear(replica) if False else None\n",
     ),
     "other tiers outlive their engine": Fault(
-        "balancer/router.py", "        self.index.forget(replica)\n", "        self.index.gpu.clear(replica)\n"
+        "balancer/caches.py", "        self.index.forget(replica)\n", "        self.index.gpu.clear(replica)\n"
     ),
     "a clear makes up for what could not be read behind it": Fault(
-        "balancer/router.py",
+        "balancer/caches.py",
         "                        # Behind a clear of the same batch: nothing tells",
         "                        batch = msgspec.structs.replace(\n"
         "                            batch, skipped=batch.skipped if AllBlocksCleared() not in batch.events else ()\n"
@@ -131,7 +131,7 @@ FAULTS: dict[str, Fault] = {
         "balancer/knowledge.py", "    if not standing.is_connected:", "    if False:"
     ),
     "unreadable events are of no account": Fault(
-        "balancer/router.py", "self._lose(replica, events=len(batch.skipped))", "self._lose(replica, events=0)"
+        "balancer/caches.py", "self._lose(replica, events=len(batch.skipped))", "self._lose(replica, events=0)"
     ),
     # Keys
     "the last token can be cached": Fault(
@@ -146,17 +146,15 @@ FAULTS: dict[str, Fault] = {
         "indexer/learned.py", "        if not self.copies or name not in self.copies:", "        if True:"
     ),
     "a proof is kept over a restart": Fault(
-        "balancer/router.py", "            self.recognitions[replica].forget()\n", ""
+        "balancer/caches.py", "            self.recognitions[replica].forget()\n", ""
     ),
     "the declared recipe is believed whatever events show": Fault(
-        "balancer/router.py",
-        "        if recognition is not None and recognition.state is not KeyState.PROVEN:",
-        "        if False:",
+        "balancer/caches.py", "        if recognition is not None and events:\n", "        if False:\n"
     ),
     # Expectations
     "expectations outlive their leases": Fault(
         "balancer/router.py",
-        "            del self._settling[lease]\n            self.predicted.drop(lease)\n",
+        "            del self._settling[lease]\n            self.caches.expect_no_more(lease)\n",
         "            del self._settling[lease]\n",
     ),
 }
