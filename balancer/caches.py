@@ -130,7 +130,7 @@ class Caches:
         self.positions[image.replica] = image.position
         self._losses[image.replica] = losses
         if losses.is_overfull:
-            self.index.removal_means_gone.add(image.replica)
+            self._take_removals_wholly(image.replica)
         self._unjudged.add(image.replica)
 
     def view(self, replica: ReplicaId, now: float) -> View:
@@ -247,8 +247,7 @@ class Caches:
             return
         if self.index.gpu.copies(replica.id) >= replica.num_gpu_blocks:
             losses.is_overfull = True
-            self.index.removal_means_gone.add(replica.id)
-            self.recognitions[replica.id].learned.removal_means_gone = True
+            self._take_removals_wholly(replica.id)
 
     def _settle(self, replica: ReplicaId, events: Sequence[KVEvent]) -> None:
         """What events say is no longer expected or missing: the index speaks for it."""
@@ -280,6 +279,11 @@ class Caches:
             losses.batches += batches
             losses.events += events
             self._unjudged.add(replica)
+
+    def _take_removals_wholly(self, replica: ReplicaId) -> None:
+        """Its copies cannot be counted: from now on a removal means that none is left."""
+        self.index.removal_means_gone.add(replica)
+        self.recognitions[replica].learned.removal_means_gone = True
 
     def _find_whole(self, replica: ReplicaId) -> None:
         """Its GPU cache is known to be empty: whatever was missing or in doubt of it is no longer."""

@@ -121,7 +121,7 @@ class LearnedBlocks:
         self.hash_block_size = 0
         """Tokens from key to key: the greatest common divisor of the block sizes in the first batch; 0 before that."""
         self.removal_means_gone = False
-        """Whether a removal takes all copies (``CacheIndex.removal_means_gone``)."""
+        """Whether a removal takes all copies (``CacheIndex.removal_means_gone``), until the next clear."""
         self.orphans: Orphans[_Place] = Orphans()
         self._places: dict[tuple[Tier, int], _Place] = {}
         self._by_fields: dict[tuple[str | None, str | None, str | None, int | None], _Place] = {}
@@ -338,6 +338,7 @@ class LearnedBlocks:
         for place in gone:
             place.clear()
         self.orphans.drop(gone)
+        self.removal_means_gone = False
         del self._let_go[Tier()]
 
     def _place(self, event: BlockStored | BlockRemoved) -> _Place | None:
