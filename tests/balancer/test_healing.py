@@ -364,14 +364,14 @@ def test_more_blocks_than_the_engine_has_are_not_believed_of_learned_keys_either
     owner = router(num_gpu_blocks=25, recipe=None)
     event = told(PROMPT, RANDOM)
     first = BlockRemoved(event.block_hashes[:1])
-    owner.observe(A, events(*[event] * 3))
+    owner.caches.observe(A, events(*[event] * 3))
     owner.tick(0.0)
     assert "more blocks than it has" in state(owner)[1]
-    owner.observe(A, events(first))
+    owner.caches.observe(A, events(first))
     assert cached(owner, PROMPT) == 0
-    owner.observe(A, events(event, first))
+    owner.caches.observe(A, events(event, first))
     assert cached(owner, PROMPT) == 0, "the name is gone with its copies"
-    owner.observe(A, events(AllBlocksCleared(), *[event] * 2, first))
+    owner.caches.observe(A, events(AllBlocksCleared(), *[event] * 2, first))
     owner.tick(1.0)
     assert state(owner)[0] is Knowledge.LEARNED
     assert cached(owner, PROMPT) == 40
