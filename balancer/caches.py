@@ -59,6 +59,7 @@ class Caches:
         self._standings: dict[ReplicaId, Standing] = {}
         self._views: dict[ReplicaId, View] = {}
         self._unjudged: set[ReplicaId] = set()  # whose view may have changed
+        self._offloading: set[ReplicaId] = set()  # which have told of blocks outside their GPU, in their present life
 
     def __repr__(self) -> str:
         return f"<Caches {self.index!r}, {self.predicted!r}>"
@@ -254,14 +255,16 @@ class Caches:
         bit = self.index.gpu.bit(replica)
         for event in events:
             if isinstance(event, BlockStored):
-                if event.medium in {None, GPU}:
+                if event.medium not in {None, GPU}:
+                    self._offloading.add(replica)
+                else:
                     self.predicted.confirm(bit, placed(event.group_idx or 0, event.block_hashes))
             elif isinstance(event, BlockRemoved):
                 if event.medium in {None, GPU}:
                     self.predicted.deny(bit, placed(event.group_idx or 0, event.block_hashes))
             elif isinstance(event, AllBlocksCleared):
                 self.predicted.forget(bit)
-                self._find_whole(replica)
+                self._find_gpu_empty(replica)
 
     def _stand(self, replica: ReplicaId, standing: Standing) -> None:
         losses = self._losses.get(replica)
@@ -285,8 +288,16 @@ class Caches:
         self.index.removal_means_gone.add(replica)
         self.recognitions[replica].learned.removal_means_gone = True
 
+    def _find_gpu_empty(self, replica: ReplicaId) -> None:
+        """A clear empties the GPU alone: what is missing of other tiers is still missing."""
+        before = self._losses[replica]
+        self._find_whole(replica)
+        if self.index.has_other_tiers(replica) or replica in self._offloading:
+            after = self._losses[replica]
+            after.batches, after.events = before.batches, before.events
+
     def _find_whole(self, replica: ReplicaId) -> None:
-        """Its GPU cache is known to be empty: whatever was missing or in doubt of it is no longer."""
+        """Its caches are known to be empty: whatever was missing or in doubt of them is no longer."""
         self._losses[replica] = Losses()
         self.healer.began(replica)
         self.index.removal_means_gone.discard(replica)
@@ -297,6 +308,7 @@ class Caches:
         self._forget_blocks(replica)
         if replica in self.recognitions:
             self.recognitions[replica].forget()
+            self._offloading.discard(replica)
             self._find_whole(replica)
 
     def _forget_blocks(self, replica: ReplicaId) -> None:

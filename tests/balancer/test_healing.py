@@ -385,3 +385,14 @@ def test_learned_keys_heal_as_computed_ones_do() -> None:
         ask(owner, PROMPT, 12, now)
     assert corrections(owner) == {Correction.DROPPED: 1}
     assert cached(owner, PROMPT) == 12
+
+
+def test_a_clear_does_not_make_up_for_what_is_missing_of_other_tiers() -> None:
+    """It empties the GPU alone: a block of the CPU tier that was lost with an unreadable batch is still there."""
+    owner = router()
+    owner.caches.observe(A, events(msgspec.structs.replace(stored(OTHER), medium="CPU")))
+    owner.caches.observe(A, events(stored(PROMPT), skipped=("garbage",)))
+    owner.caches.observe(A, events(AllBlocksCleared()))
+    assert state(owner) == (Knowledge.PARTIAL, "1 events could not be read")
+    owner.caches.observe(A, [Forget("restart")])
+    assert state(owner)[0] is Knowledge.EXACT
