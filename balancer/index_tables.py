@@ -12,7 +12,8 @@ import msgspec
 from balancer.core import PrefixHashes, Replica
 from balancer.errors import BadRequest
 from balancer.json_bodies import decode
-from balancer.lookup import GivenKeys, match, tiers_in_order
+from balancer.lookup import match, tiers_in_order
+from balancer.prefixes import GivenKeys
 from balancer.router import Router
 from hashing.extras import Lora
 from indexer.index import ReplicaId

@@ -8,14 +8,14 @@ A tier continues where those before it end, as an engine does that loads from it
 from tier to tier, and the last is all that need not be computed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from balancer.core import PrefixHashes, Replica
-from hashing.extras import Extras, Lora
-from hashing.own import LearnedKeys, OwnChain
+from hashing.extras import Lora
+from hashing.own import LearnedKeys
 from hashing.recipes import Recipe
 from indexer.index import CacheIndex, Keys, ReplicaId, Tier
 from indexer.recognition import Recognition
@@ -56,35 +56,35 @@ def match(
     for (recipe, adapter), members in alike.items():
         for chain in hashes.chains(recipe, adapter)[:1]:
             size = recipe.block_size
+            made: dict[tuple[int, ...], Match] = {}  # most replicas that hold something hold the same
             for member, reached in reach(index, chain, members).items():
-                found[member] = Match(size, tuple(blocks * size for blocks in reached))
+                if reached not in made:
+                    made[reached] = Match(size, tuple(blocks * size for blocks in reached))
+                found[member] = made[reached]
     return found
 
 
-def reach(index: CacheIndex, chain: Keys, replicas: Sequence[ReplicaId]) -> dict[ReplicaId, list[int]]:
+def reach(index: CacheIndex, chain: Keys, replicas: Sequence[ReplicaId]) -> dict[ReplicaId, tuple[int, ...]]:
     """Leading blocks of the chain, one figure a tier; replicas that reach nothing in any tier are left out."""
-    found: dict[ReplicaId, list[int]] = {}
+    found: dict[ReplicaId, tuple[int, ...]] = {}
     for at, tier in enumerate(tiers_in_order(index)):
         table = index.tiers[tier]
-        starts: dict[int, dict[int, ReplicaId]] = {}  # blocks that the tiers before have -> bit here -> replica
-        for replica in replicas:
-            if table.blocks(replica):
-                start = found[replica][-1] if replica in found else 0
-                starts.setdefault(start, {})[table.bit(replica)] = replica
+        so_far: dict[tuple[int, ...], dict[int, ReplicaId]] = {}  # what the tiers before have -> bit here -> replica
+        for bit, replica in table.holders(replicas).items():
+            so_far.setdefault(found.get(replica, (0,) * at), {})[bit] = replica
         deepest = 0
-        for start, members in starts.items():
+        for before, members in so_far.items():
+            start = before[-1] if before else 0
             rest = chain if not start else _Rest(chain, start)
             for bits, blocks in table.depths(rest, MAX_BLOCKS, sum(members)):
-                deepest = max(deepest, start + blocks)
                 if blocks:
-                    for bit in _each(bits):
-                        reached = found.setdefault(members[bit], [0] * at)
-                        reached.append(start + blocks)
+                    deepest = max(deepest, start + blocks)
+                    reached = (*before, start + blocks)
+                    found.update((replica, reached) for bit, replica in members.items() if bits & bit)
         if table is index.gpu:
             index.touch(0, chain.keys(deepest)[:deepest])
-        for reached in found.values():
-            if len(reached) == at:
-                reached.append(reached[-1])
+        else:
+            found.update((replica, (*has, has[-1])) for replica, has in found.items() if len(has) == at)
     return found
 
 
@@ -97,40 +97,3 @@ class _Rest:
 
     def keys(self, count: int, /) -> Sequence[int]:
         return self._chain.keys(self._start + count)[self._start :]
-
-
-class GivenKeys:
-    """A prompt as the keys that engines themselves have for its blocks: the same for whatever recipe is asked for."""
-
-    def __init__(self, keys: Sequence[int]) -> None:
-        self._keys = keys
-
-    def chains(self, recipe: Recipe | LearnedKeys, adapter: Lora | None, /) -> Sequence[Keys]:
-        return (self,)
-
-    def keys(self, count: int, /) -> Sequence[int]:
-        return self._keys
-
-
-class LocalHashes:
-    """A prompt as the hashes of its blocks' tokens, each by itself, as Dynamo's clients make them.
-
-    Only learned keys can be made from those: a recipe hashes the tokens themselves, and gets no chain.
-    """
-
-    def __init__(self, hashes: Sequence[int], salt: str | None) -> None:
-        self._hashes = hashes
-        self._salt = salt
-
-    def chains(self, recipe: Recipe | LearnedKeys, adapter: Lora | None, /) -> Sequence[Keys]:
-        if not isinstance(recipe, LearnedKeys):
-            return ()
-        extras = Extras(lora=adapter, salt=self._salt)
-        return (OwnChain.from_local_hashes(recipe.block_size, self._hashes, extras),)
-
-
-def _each(bits: int) -> Iterator[int]:
-    while bits:
-        bit = bits & -bits
-        yield bit
-        bits ^= bit

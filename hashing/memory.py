@@ -8,22 +8,19 @@ The tokens enter as a seeded XXH3. A collision, even one that somebody without t
 kvlb misjudge a prefix; it can never change what an engine computes.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from struct import Struct
-from sys import getsizeof
 from typing import Final
 
 from xxhash import xxh3_128_digest
+
+from hashing.store import ByteStore
 
 STRIDE: Final = 64
 """Blocks that are remembered together."""
 
 _KEYS: Final = Struct(f">{STRIDE}Q")
 _KEY_MASK: Final = (1 << 64) - 1
-
-# The dict's slot, its index, and the node and key reference of OrderedDict's list, with room to grow.
-_SLOT_BYTES: Final = 250
 
 
 class ChainMemory:
@@ -33,43 +30,27 @@ class ChainMemory:
     """
 
     def __init__(self, max_bytes: int = 64 << 20, secret: int = 0) -> None:
-        self._max_bytes = max_bytes
-        self._seed = secret & _KEY_MASK
-        self._strides: OrderedDict[bytes, bytes] = OrderedDict()
-        self._bytes = 0
+        self.store = ByteStore(max_bytes)
+        self.seed = secret & _KEY_MASK
 
     def __len__(self) -> int:
         """The number of strides held."""
-        return len(self._strides)
+        return len(self.store)
 
     @property
     def bytes_held(self) -> int:
         """Memory in use, with what the containers cost."""
-        return self._bytes
+        return self.store.bytes_held
 
     def name(self, identity: bytes, parent: bytes, tokens: memoryview) -> bytes:
         """Under what a stride is kept. ``identity`` covers recipe and extras, ``tokens`` one whole stride."""
-        return b"".join((identity, parent, xxh3_128_digest(tokens, self._seed)))
+        return b"".join((identity, parent, xxh3_128_digest(tokens, self.seed)))
 
     def recall(self, name: bytes) -> tuple[tuple[int, ...], bytes] | None:
         """The stride's 64 keys and its last digest, or None if it is not (or no longer) known."""
-        stride = self._strides.get(name)
-        if stride is None:
-            return None
-        self._strides.move_to_end(name)
-        return _KEYS.unpack_from(stride), stride[_KEYS.size :]
+        stride = self.store.get(name)
+        return None if stride is None else (_KEYS.unpack_from(stride), stride[_KEYS.size :])
 
     def remember(self, name: bytes, keys: Sequence[int], digest: bytes) -> None:
         """Keeps a stride, and drops the least recently used ones until the bound holds again."""
-        if name in self._strides:
-            self._strides.move_to_end(name)
-            return
-        stride = _KEYS.pack(*keys) + digest
-        self._strides[name] = stride
-        self._bytes += _cost(name, stride)
-        while self._bytes > self._max_bytes:
-            self._bytes -= _cost(*self._strides.popitem(last=False))
-
-
-def _cost(name: bytes, stride: bytes) -> int:
-    return getsizeof(name) + getsizeof(stride) + _SLOT_BYTES
+        self.store.put(name, _KEYS.pack(*keys) + digest)

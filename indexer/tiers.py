@@ -284,6 +284,11 @@ class TierIndex:
         """Whether nobody has or had anything here that is still in the table."""
         return not self._slots and not self.groups
 
+    def holders(self, replicas: Iterable[ReplicaId]) -> dict[int, ReplicaId]:
+        """Bit -> replica, of those that hold anything here."""
+        slots = ((self._slots.get(replica), replica) for replica in replicas)
+        return {slot.bit: replica for slot, replica in slots if slot is not None and slot.blocks}
+
     def blocks(self, replica: ReplicaId) -> int:
         """How many different blocks the replica holds here, over all groups."""
         slot = self._slots.get(replica)

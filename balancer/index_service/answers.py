@@ -7,6 +7,8 @@ the instances and ranks in decimal, as the peers have them.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from balancer.core import PrefixHashes, Replica
 from balancer.index_service.bodies import Query
 from balancer.index_service.workers import Status, Subscription, Workers
@@ -15,32 +17,70 @@ from hashing.extras import Lora
 from indexer.index import ReplicaId, Tier
 
 
-def scores(workers: Workers, query: Query, hashes: PrefixHashes, now: float) -> dict[str, Any]:
-    """``POST /query`` and ``/query_by_hash``.
+class Instance(msgspec.Struct):
+    """What one instance has of a prompt, in tokens; the best of its ranks. Changes with ``add``.
 
-    ``scores``: instance -> rank -> tokens on its GPU, where there are any. ``instances``: instance -> what it has in all, the
-    tokens reached when each further tier is used (``cpu``, ``disk``), and ``status`` where a rank is not ``active``.
+    ``dp`` has the GPU's figure of each rank; ``status`` of each rank that is not active.
+    """
+
+    longest_matched: int
+    gpu: int
+    dp: dict[str, int]
+    cpu: int
+    disk: int
+    status: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+
+    def add(self, rank: str, gpu: int, cpu: int, disk: int) -> None:
+        """One more rank. No figure of it falls from tier to tier."""
+        self.dp[rank] = gpu
+        self.gpu, self.cpu, self.disk = max(self.gpu, gpu), max(self.cpu, cpu), max(self.disk, disk)
+        self.longest_matched = self.disk
+
+    def doubt(self, rank: str, reason: str) -> None:
+        """What is said of this rank may be wrong."""
+        known = {} if self.status is msgspec.UNSET else self.status
+        self.status = {**known, rank: reason}
+
+
+class Scores(msgspec.Struct, frozen=True):
+    """The answer to a query. ``scores``: instance -> rank -> tokens on its GPU, where there are any."""
+
+    scores: dict[str, dict[str, int]]
+    frequencies: tuple[int, ...]  # of the peers' shape; nobody counts how often a block was asked for
+    instances: dict[str, Instance]
+
+
+def scores(workers: Workers, query: Query, hashes: PrefixHashes, now: float) -> Scores:
+    """``POST /query`` and ``/query_by_hash``.
 
     Raises:
         UnknownModel: nobody is registered for this model and tenant.
+        UnhashableError: what a chain came to is no token id, or no hash.
     """
     subscriptions = workers.subscriptions(query.scope)
     router = workers.router
     adapter = None if query.lora is None else Lora(query.lora)
     replicas = [replica for _, each in subscriptions for replica in each.replicas.values()]
     found = match(router.caches.index, router.caches.recognitions, replicas, hashes, lambda _: adapter)
-    answer: dict[str, Any] = {"scores": {}, "frequencies": [], "instances": {}}
-    if not found:
-        return answer
     cpu_at, disk_at = _columns(tiers_in_order(router.caches.index))
-    for name, subscription in subscriptions:
+    answer = Scores({}, (), {})
+    for name, subscription in subscriptions if found else ():
         for replica in subscription.replicas.values():
             each = found.get(replica.id)
-            if each is not None:
-                _add(answer, name, str(replica.rank), each.tokens, cpu_at, disk_at)
-                status, view = workers.status(subscription, replica, now)
-                if status is not Status.ACTIVE:
-                    answer["instances"][name].setdefault("status", {})[str(replica.rank)] = f"{status}: {view.reason}"
+            if each is None:
+                continue
+            rank, tokens = str(replica.rank), each.tokens
+            gpu, cpu, disk = tokens[0], tokens[cpu_at], tokens[disk_at]
+            instance = answer.instances.get(name)
+            if instance is None:
+                instance = answer.instances[name] = Instance(disk, gpu, {rank: gpu}, cpu, disk)
+            else:
+                instance.add(rank, gpu, cpu, disk)
+            if gpu:
+                answer.scores.setdefault(name, {})[rank] = gpu
+            status, view = workers.status(subscription, replica, now)
+            if status is not Status.ACTIVE:
+                instance.doubt(rank, f"{status}: {view.reason}")
     return answer
 
 
@@ -48,21 +88,6 @@ def _columns(tiers: Sequence[Tier]) -> tuple[int, int]:
     """Where in a match the figures stand that the peers call cpu and disk: theirs is a fixed set of tiers."""
     cpu = max(at for at, tier in enumerate(tiers) if at == 0 or (tier.medium == "CPU" and not tier.locality))
     return cpu, len(tiers) - 1
-
-
-def _add(answer: dict[str, Any], name: str, rank: str, tokens: Sequence[int], cpu_at: int, disk_at: int) -> None:
-    gpu = tokens[0]
-    if gpu:
-        answer["scores"].setdefault(name, {})[rank] = gpu
-    instance = answer["instances"].setdefault(name, {"longest_matched": 0, "gpu": 0, "dp": {}, "cpu": 0, "disk": 0})
-    for key, value in (
-        ("longest_matched", tokens[-1]),
-        ("gpu", gpu),
-        ("cpu", tokens[cpu_at]),
-        ("disk", tokens[disk_at]),
-    ):
-        instance[key] = max(instance[key], value)
-    instance["dp"][rank] = gpu
 
 
 def listing(workers: Workers, now: float) -> list[dict[str, Any]]:

@@ -5,17 +5,14 @@ the fields that kvlb adds. Never knows who is registered. A field that is not kn
 cannot be used is refused with its name and what would be right.
 """
 
-from array import array
-from collections.abc import Sequence
 from typing import Any, Final, get_args
 
 import msgspec
 
 from balancer.errors import BadRequest, ConfigError
-from balancer.json_bodies import decode
+from balancer.json_bodies import cut_list, decode
 from balancer.settings import check_endpoint
-from hashing.chain import pack
-from hashing.errors import RecipeError, UnhashableError
+from hashing.errors import RecipeError
 from hashing.recipes import Algorithm, Recipe
 
 DEFAULT_TENANT: Final = "default"
@@ -83,13 +80,13 @@ class _Unregistration(_Scoped, kw_only=True):
 
 
 class _TokenQuery(_Scoped, kw_only=True):
-    token_ids: list[int]
+    token_ids: msgspec.Raw
     lora_name: str | None = None
     cache_salt: str | int | None = None
 
 
 class _HashQuery(_Scoped, kw_only=True):
-    block_hashes: list[int]
+    block_hashes: msgspec.Raw
     lora_name: str | None = None
     cache_salt: str | int | None = None
 
@@ -119,10 +116,10 @@ class Unregistration(msgspec.Struct, frozen=True):
 
 
 class Query(msgspec.Struct, frozen=True):
-    """A prompt, as token ids or as the hashes of its blocks."""
+    """A prompt, as the JSON text of its token ids or of its blocks' hashes: a list, whose items nobody has looked at yet."""
 
     scope: Scope
-    values: Sequence[int]
+    text: bytes
     lora: str | None = None
     salt: str | None = None
 
@@ -172,10 +169,9 @@ def token_query(body: bytes) -> Query:
     """``POST /query``.
 
     Raises:
-        BadRequest: it cannot be read, or has what is no token id.
+        BadRequest: it cannot be read.
     """
-    read = decode(_token_query, body, DOCUMENT)
-    return Query(read.scope(), packed("token_ids", read.token_ids), read.lora_name or None, _salt(read.cache_salt))
+    return _query(_token_query, body, "token_ids")
 
 
 def hash_query(body: bytes) -> Query:
@@ -184,20 +180,24 @@ def hash_query(body: bytes) -> Query:
     Raises:
         BadRequest: it cannot be read.
     """
-    read = decode(_hash_query, body, DOCUMENT)
-    return Query(read.scope(), read.block_hashes, read.lora_name or None, _salt(read.cache_salt))
+    return _query(_hash_query, body, "block_hashes")
 
 
-def packed(field: str, tokens: list[int]) -> "array[int]":
-    """Token ids as chains take them at once.
-
-    Raises:
-        BadRequest: one is no token id.
-    """
-    try:
-        return pack(tokens)
-    except UnhashableError as error:
-        raise BadRequest(f"{field}{str(error).removeprefix('tokens')}", param=field) from error
+def _query(decoder: "msgspec.json.Decoder[Any]", body: bytes, field: str) -> Query:
+    cut = cut_list(body, field.encode())
+    if cut is not None:
+        text, rest = cut
+        try:
+            read = decoder.decode(rest)
+            if bytes(getattr(read, field)) == b"null":
+                return Query(read.scope(), text, read.lora_name or None, _salt(read.cache_salt))
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            pass  # read whole, it says what is wrong
+    read = decode(decoder, body, DOCUMENT)
+    text = bytes(getattr(read, field))
+    if not text.startswith(b"["):
+        raise BadRequest(f"{field}: give a list of integers; see {DOCUMENT}", param=field)
+    return Query(read.scope(), text, read.lora_name or None, _salt(read.cache_salt))
 
 
 def _check_name(field: str, name: str) -> None:

@@ -14,7 +14,6 @@ from balancer.index_service import bodies
 from balancer.index_service.page import MetricsPage
 from balancer.index_service.service import IndexService
 from balancer.index_tables import read_query
-from balancer.lookup import LocalHashes
 
 _encode = msgspec.json.Encoder().encode
 
@@ -51,12 +50,10 @@ class IndexPaths:
         return _json({"status": "ok"})
 
     def query(self, request: Request) -> Response:
-        query = bodies.token_query(request.body)
-        return _json(self._service.scores(query, self._service.hashes([query.values], query.salt)))
+        return _json(self._service.by_tokens(bodies.token_query(request.body)))
 
     def query_by_hash(self, request: Request) -> Response:
-        query = bodies.hash_query(request.body)
-        return _json(self._service.scores(query, LocalHashes(query.values, query.salt)))
+        return _json(self._service.by_local_hashes(bodies.hash_query(request.body)))
 
     def workers(self, request: Request) -> Response:
         return _json(self._service.listing())

@@ -14,13 +14,16 @@ from balancer.errors import BadRequest
 from balancer.feed import EventFeed
 from balancer.hashes import PromptHashes
 from balancer.index_service import answers
+from balancer.index_service.answers import Scores
 from balancer.index_service.bodies import DEFAULT_TENANT, Query, Registration, Scope, Unregistration
 from balancer.index_service.workers import Workers
 from balancer.index_tables import IndexQuery, answer_query, answer_replicas, dump
 from balancer.news import News
 from balancer.policies.base import make
+from balancer.prefixes import LocalHashes, TextHashes
 from balancer.router import Router
 from balancer.settings import Settings
+from hashing.errors import UnhashableError
 from hashing.extras import Lora
 from hashing.memory import ChainMemory
 from indexer.index import ReplicaId
@@ -96,13 +99,29 @@ class IndexService:
         """The prompts' block hashes, made as far as they are needed."""
         return PromptHashes(prompts, salt, self.memory)
 
-    def scores(self, query: Query, hashes: PrefixHashes) -> dict[str, Any]:
-        """What each instance holds of the prompt.
+    def by_tokens(self, query: Query) -> Scores:
+        """What each instance holds of a prompt given by its token ids.
 
         Raises:
+            BadRequest: one of them is none.
             UnknownModel: nobody is registered for this model and tenant.
         """
-        return answers.scores(self.workers, query, hashes, time.monotonic())
+        return self._scores(query, TextHashes(query.text, query.salt, self.memory), "token_ids")
+
+    def by_local_hashes(self, query: Query) -> Scores:
+        """What each instance holds of a prompt given by the hashes of its blocks.
+
+        Raises:
+            BadRequest: one of them is none.
+            UnknownModel: nobody is registered for this model and tenant.
+        """
+        return self._scores(query, LocalHashes(query.text, query.salt, self.memory), "block_hashes")
+
+    def _scores(self, query: Query, hashes: PrefixHashes, field: str) -> Scores:
+        try:
+            return answers.scores(self.workers, query, hashes, time.monotonic())
+        except UnhashableError as error:
+            raise BadRequest(f"{field}: {str(error).partition(': ')[2]}", param=field) from error
 
     def listing(self) -> list[dict[str, Any]]:
         """Every instance with its listeners."""

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.core import Replica
-from balancer.lookup import GivenKeys, match, reach, tiers_in_order
+from balancer.lookup import match, reach, tiers_in_order
+from balancer.prefixes import GivenKeys
 from indexer.events import EMPTY, BlockStored
 from indexer.index import CacheIndex, ReplicaId, Tier
 from indexer.recognition import Recognition
@@ -36,7 +37,7 @@ def test_a_tier_goes_on_where_those_before_it_end() -> None:
     hold(index, B, [2, 3])  # its GPU begins too late
     hold(index, B, [1, 2], "CPU")
     hold(index, C, [9])
-    assert reach(index, GivenKeys([1, 2, 3, 4, 5, 6]), [A, B, C]) == {A: [2, 4, 5], B: [0, 2, 2]}
+    assert reach(index, GivenKeys([1, 2, 3, 4, 5, 6]), [A, B, C]) == {A: (2, 4, 5), B: (0, 2, 2)}
 
 
 def test_tiers_come_in_the_order_of_an_engine() -> None:
@@ -67,7 +68,7 @@ def test_reach_is_what_a_plain_walk_finds(chain: list[int], held: dict[tuple[Rep
                 depth += 1
             depths.append(depth)
         if depth:
-            expected[name] = depths
+            expected[name] = tuple(depths)
     assert reach(index, GivenKeys(chain), [A, B]) == expected
 
 

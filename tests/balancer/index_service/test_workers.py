@@ -1,15 +1,18 @@
 """``balancer/index_service/workers.py``: each publisher's steps reach its own replicas, whatever comes and goes."""
 
+from typing import Any
+
+import msgspec
 import pytest
 
-from balancer.core import Replica
+from balancer.core import PrefixHashes, Replica
 from balancer.errors import Conflict, UnknownInstance, UnknownModel
 from balancer.index_service import answers
 from balancer.index_service import workers as workers_module
 from balancer.index_service.bodies import Query, Registration, Scope, Unregistration
 from balancer.index_service.workers import Status, Subscription, Workers
-from balancer.lookup import GivenKeys
 from balancer.policies.base import make
+from balancer.prefixes import GivenKeys
 from balancer.router import Router
 from indexer.events import KVEvent
 from indexer.stream import Apply, Forget, Lost, Standing
@@ -41,8 +44,7 @@ def batches(*events: KVEvent, rank: int | None = None) -> Apply:
 
 
 def scores(workers: Workers, scope: Scope = SCOPE) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = answers.scores(workers, Query(scope, []), request(PROMPT).hashes, 0.0)["scores"]
-    return found
+    return answers.scores(workers, Query(scope, b"[]"), request(PROMPT).hashes, 0.0).scores
 
 
 def own(subscription: Subscription) -> Replica:
@@ -171,25 +173,22 @@ def test_an_answer_says_what_may_be_wrong_with_it() -> None:
     subscription = joined(workers)
     for step in (COMPLETE, batches(told(PROMPT, RANDOM))):
         workers.observe(subscription.id, step)
-    query = Query(SCOPE, [])
-    whole = answers.scores(workers, query, request(PROMPT).hashes, 0.0)
+    query = Query(SCOPE, b"[]")
+
+    def asked(hashes: PrefixHashes) -> Any:
+        return msgspec.to_builtins(answers.scores(workers, query, hashes, 0.0))
+
+    whole = asked(request(PROMPT).hashes)
     assert whole == {
         "scores": {"1": {"0": 40}},
-        "frequencies": [],
+        "frequencies": (),
         "instances": {"1": {"longest_matched": 40, "gpu": 40, "dp": {"0": 40}, "cpu": 40, "disk": 40}},
     }
     workers.observe(subscription.id, Standing())
-    doubtful = answers.scores(workers, query, request(PROMPT).hashes, 0.0)
+    doubtful = asked(request(PROMPT).hashes)
     assert doubtful["scores"] == whole["scores"]
     assert doubtful["instances"]["1"]["status"] == {"0": "disconnected: its event publisher cannot be reached"}
-    assert answers.scores(workers, query, GivenKeyHashes(), 0.0)["instances"] == {}
-
-
-class GivenKeyHashes(GivenKeys):
-    """A prompt that nobody holds."""
-
-    def __init__(self) -> None:
-        super().__init__([1, 2, 3])
+    assert asked(GivenKeys([1, 2, 3])) == {"scores": {}, "frequencies": (), "instances": {}}
 
 
 def test_the_listing_shows_the_worst_of_an_instance() -> None:
