@@ -11,7 +11,8 @@ replica's bit is retired, the replica gets another one, and ``sweep`` takes the 
 from array import array
 from collections import Counter, deque
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, repeat
+from operator import or_
 from typing import Final
 
 from indexer.bound import Bound
@@ -46,6 +47,12 @@ class _Slot:
         self.copies: dict[int, dict[int, int]] = {}  # group -> key -> copies beyond the first
         self.let_go = 0  # blocks that the bound took
         self.removed: deque[int] = deque(maxlen=REMEMBERED_REMOVALS)
+
+
+LOOK_UP_AT_ONCE: Final = 64
+"""Keys looked up before any holder is looked at: few are looked up in vain, and the lookups wait for memory together."""
+
+_ZEROS: Final = repeat(0)
 
 
 class TierIndex:
@@ -360,19 +367,26 @@ class TierIndex:
         same = alive  # the last bit set looked at that holds all of ``alive``
         while depth < until and alive:
             keys = chain.keys(until)[depth:until]
-            for key in keys:
-                held = get(key, 0)
-                if and_get is not None and (expected := and_get(key, 0)):
-                    held |= expected
-                if held is not same:
-                    rest = held & alive
-                    if rest != alive:
-                        found.append((alive ^ rest, depth))
-                        alive = rest
-                        if not alive:
-                            break
-                    same = held
-                depth += 1
+            for start in range(0, len(keys), LOOK_UP_AT_ONCE):
+                part = keys[start : start + LOOK_UP_AT_ONCE]
+                holders = list(map(get, part, _ZEROS))
+                if and_get is not None and any(expected := list(map(and_get, part, _ZEROS))):
+                    holders = list(map(or_, holders, expected))
+                if holders.count(same) == len(holders):  # the usual case, at the speed of C
+                    depth += len(holders)
+                    continue
+                for held in holders:
+                    if held is not same:
+                        rest = held & alive
+                        if rest != alive:
+                            found.append((alive ^ rest, depth))
+                            alive = rest
+                            if not alive:
+                                break
+                        same = held
+                    depth += 1
+                if not alive:
+                    break
             if not keys:
                 break
             until = min(limit, depth * 8)
