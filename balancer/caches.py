@@ -106,7 +106,7 @@ class Caches:
                     self._stand(replica, step)
                 case Replay():
                     raise AssertionError(f"{step} is for the source to obey")
-            if replica in self.index.replicas:
+            if self.index.knows(replica):
                 self.positions[replica] = self.positions.get(replica, Position()).after(step)
 
     def apply(self, replica: ReplicaId, events: Sequence[KVEvent]) -> None:
@@ -312,6 +312,6 @@ class Caches:
             self._find_whole(replica)
 
     def _forget_blocks(self, replica: ReplicaId) -> None:
-        if replica in self.index.replicas:
+        if self.index.knows(replica):
             self.predicted.forget(self.index.gpu.bit(replica))
         self.index.forget(replica)

@@ -47,6 +47,10 @@ class CacheIndex:
     def replicas(self) -> frozenset[ReplicaId]:
         return frozenset(self._replicas)
 
+    def knows(self, replica: ReplicaId) -> bool:
+        """Whether events of this replica count."""
+        return replica in self._replicas
+
     @property
     def max_blocks(self) -> int:
         """The most that ``size`` will ever be."""

@@ -139,6 +139,10 @@ class Workers:
         if subscription is None:
             return
         if isinstance(step, Apply):
+            own = subscription.registration.rank
+            if all(batch.rank == own for batch in step.batches):
+                self.router.caches.observe(id, (step,))
+                return
             for rank, batches in self._by_rank(subscription, step.batches):
                 self.router.caches.observe(self._replica(subscription, rank).id, [Apply(batches)])
             return
