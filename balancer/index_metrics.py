@@ -4,32 +4,23 @@ Knows names, labels and where each value comes from; everything is looked up whe
 """
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from balancer.caches import Caches
 from balancer.knowledge import Knowledge
-from balancer.router import Router
 from indexer.index import ReplicaId
 from indexer.sources.vllm import PublisherStatus
-
-
-class IndexSource(Protocol):
-    """An index with what feeds it."""
-
-    @property
-    def router(self) -> Router: ...
-
-    def publishers(self) -> Mapping[ReplicaId, PublisherStatus]: ...
 
 
 class IndexCollector(Collector):
     """Looks up, at the moment of reading, what the index and the event reader know."""
 
-    def __init__(self, source: IndexSource) -> None:
-        self._source = source
+    def __init__(self, caches: Caches, publishers: Callable[[], Mapping[ReplicaId, PublisherStatus]]) -> None:
+        self._caches = caches
+        self._publishers = publishers
 
     def collect(self) -> Iterable[Metric]:
         yield self._knowledge()
@@ -42,11 +33,9 @@ class IndexCollector(Collector):
             "1 for how much is known of the replica's cache: exact, learned, partial, blind.",
             labels=["replica", "state"],
         )
-        router, now = self._source.router, time.monotonic()
-        for live in router.fleet:
-            view = router.caches.view(live.replica.id, now)
+        for replica, view in self._caches.views(time.monotonic()).items():
             for each in Knowledge:
-                states.add_metric([live.replica.id, each], float(view.state is each))
+                states.add_metric([replica, each], float(view.state is each))
         return states
 
     def _index(self) -> Iterable[Metric]:
@@ -82,10 +71,10 @@ class IndexCollector(Collector):
             "Of these, blocks whose beginning became known, in the engine's present life.",
             labels=["replica"],
         )
-        for replica, recognition in self._source.router.caches.recognitions.items():
+        for replica, recognition in self._caches.recognitions.items():
             orphans.add_metric([replica], recognition.unplaced)
             placed.add_metric([replica], recognition.learned.orphans.placed)
-        index = self._source.router.caches.index
+        index = self._caches.index
         for tier, table in index.tiers.items():
             for replica in index.replicas:
                 blocks.add_metric([replica, tier.label], table.blocks(replica))
@@ -116,7 +105,7 @@ class IndexCollector(Collector):
             "events_skipped, malformed_messages, foreign_topics, messages_of_two_connections, connections.",
             labels=["replica", "what"],
         )
-        for replica, status in self._source.publishers().items():
+        for replica, status in self._publishers().items():
             connected.add_metric([replica], float(status.is_connected))
             complete.add_metric([replica], float(status.is_complete))
             incarnations.add_metric([replica], status.incarnation)

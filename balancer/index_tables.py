@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from balancer.caches import Caches
 from balancer.core import PrefixHashes, Replica
 from balancer.errors import BadRequest
 from balancer.json_bodies import decode
 from balancer.lookup import match, tiers_in_order
 from balancer.prefixes import GivenKeys
-from balancer.router import Router
 from hashing.extras import Lora
 from indexer.index import ReplicaId
 from indexer.recognition import KeyState
@@ -60,7 +60,7 @@ def read_query(body: bytes) -> IndexQuery:
 
 
 def answer_query(
-    router: Router,
+    caches: Caches,
     replicas: Sequence[Replica],
     query: IndexQuery,
     hashes: Callable[[Sequence[Sequence[int]], str | None], PrefixHashes],
@@ -73,13 +73,13 @@ def answer_query(
         prefix: PrefixHashes = hashes([query.token_ids], query.cache_salt)
     else:
         prefix = GivenKeys([key & KEY_MASK for key in query.block_hashes or ()])
-        asked = [each for each in replicas if not _is_learned(router, each.id)]
-    found = match(router.caches.index, router.caches.recognitions, asked, prefix, adapter_of)
-    labels = [tier.label for tier in tiers_in_order(router.caches.index)]
+        asked = [each for each in replicas if not _is_learned(caches, each.id)]
+    found = match(caches.index, caches.recognitions, asked, prefix, adapter_of)
+    labels = [tier.label for tier in tiers_in_order(caches.index)]
     nothing = (0,) * len(labels)
     rows = []
     for replica in replicas:
-        row = _row(router, replica, now)
+        row = _row(caches, replica, now)
         if query.token_ids is None and replica not in asked:
             row["matched_tokens"] = None  # its engine's own keys are not what it is indexed by
         else:
@@ -90,17 +90,17 @@ def answer_query(
 
 
 def answer_replicas(
-    router: Router, replicas: Sequence[Replica], publishers: "Mapping[ReplicaId, PublisherStatus]", now: float
+    caches: Caches, replicas: Sequence[Replica], publishers: "Mapping[ReplicaId, PublisherStatus]", now: float
 ) -> dict[str, Any]:
     """Every replica: what is known of its cache, what it holds in each tier, and how its event stream stands."""
     rows = []
     for replica in replicas:
-        view = router.caches.view(replica.id, now)
+        view = caches.view(replica.id, now)
         tiers = {
             tier.label: {"blocks": table.blocks(replica.id), "copies": table.copies(replica.id)}
-            for tier, table in router.caches.index.tiers.items()
+            for tier, table in caches.index.tiers.items()
         }
-        row = _row(router, replica, now)
+        row = _row(caches, replica, now)
         row |= {
             "endpoint": replica.endpoint,
             "rank": replica.rank,
@@ -113,31 +113,31 @@ def answer_replicas(
     return {"replicas": rows}
 
 
-def _row(router: Router, replica: Replica, now: float) -> dict[str, Any]:
-    view = router.caches.view(replica.id, now)
-    recipe = router.caches.recognitions[replica.id].recipe
+def _row(caches: Caches, replica: Replica, now: float) -> dict[str, Any]:
+    view = caches.view(replica.id, now)
+    recipe = caches.recognitions[replica.id].recipe
     return {
         "replica": replica.id,
         "knowledge": view.state,
         "reason": view.reason,
         "block_size": None if recipe is None else recipe.block_size,
-        "keys": None if recipe is None else "learned" if _is_learned(router, replica.id) else "engine",
+        "keys": None if recipe is None else "learned" if _is_learned(caches, replica.id) else "engine",
     }
 
 
-def _is_learned(router: Router, replica: ReplicaId) -> bool:
-    return router.caches.recognitions[replica].state is KeyState.LEARNED
+def _is_learned(caches: Caches, replica: ReplicaId) -> bool:
+    return caches.recognitions[replica].state is KeyState.LEARNED
 
 
-def dump(router: Router, replicas: Sequence[Replica], now: float) -> Iterator[bytes]:
+def dump(caches: Caches, replicas: Sequence[Replica], now: float) -> Iterator[bytes]:
     """The whole index as JSON lines: a head, then runs of keys with the same holders, then an end with their number.
 
     Each table is copied when its turn comes and given away in pieces: about 16 bytes a block for as long as it takes.
     """
     wanted = {replica.id for replica in replicas}
-    yield _line({"format": FORMAT, "replicas": [_row(router, replica, now) for replica in replicas]})
+    yield _line({"format": FORMAT, "replicas": [_row(caches, replica, now) for replica in replicas]})
     count = 0
-    for tier, table in list(router.caches.index.tiers.items()):
+    for tier, table in list(caches.index.tiers.items()):
         names = {table.bit(replica): replica for replica in wanted if table.blocks(replica)}
         among = sum(names)
         for group in list(table.groups):

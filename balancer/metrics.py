@@ -84,7 +84,7 @@ class _RouterCollector(IndexCollector):
     """Looks up, at the moment of reading, what the router and the event reader know."""
 
     def __init__(self, service: RouterService) -> None:
-        super().__init__(service)
+        super().__init__(service.router.caches, service.publishers)
         self._service = service
 
     def collect(self) -> Iterable[Metric]:

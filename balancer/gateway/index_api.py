@@ -43,7 +43,7 @@ class _Index:
             raise UnknownModel(f"the model '{model}' is not served here; served: {served}", param="model")
         adapter = query.lora_name or model
         answer = answer_query(
-            service.router, replicas, query, self._hashes, lambda each: each.adapter(adapter), time.monotonic()
+            service.router.caches, replicas, query, self._hashes, lambda each: each.adapter(adapter), time.monotonic()
         )
         return web.Response(body=msgspec.json.encode({"model": model, **answer}), content_type="application/json")
 
@@ -51,7 +51,7 @@ class _Index:
         return PromptHashes(prompts, salt, self._service.memory)
 
     async def replicas(self, request: web.Request) -> web.Response:
-        answer = answer_replicas(self._service.router, self._all(), self._service.publishers(), time.monotonic())
+        answer = answer_replicas(self._service.router.caches, self._all(), self._service.publishers(), time.monotonic())
         return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
 
     async def dump(self, request: web.Request) -> web.StreamResponse:
@@ -59,7 +59,7 @@ class _Index:
         async with self._dumping:
             response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
             await response.prepare(request)
-            for line in dump(self._service.router, self._all(), time.monotonic()):
+            for line in dump(self._service.router.caches, self._all(), time.monotonic()):
                 await response.write(line)
                 await asyncio.sleep(0)
             await response.write_eof()

@@ -58,11 +58,11 @@ def scores(workers: Workers, query: Query, hashes: PrefixHashes, now: float) -> 
         UnhashableError: what a chain came to is no token id, or no hash.
     """
     subscriptions = workers.subscriptions(query.scope)
-    router = workers.router
+    caches = workers.caches
     adapter = None if query.lora is None else Lora(query.lora)
     replicas = [replica for _, each in subscriptions for replica in each.replicas.values()]
-    found = match(router.caches.index, router.caches.recognitions, replicas, hashes, lambda _: adapter)
-    cpu_at, disk_at = _columns(tiers_in_order(router.caches.index))
+    found = match(caches.index, caches.recognitions, replicas, hashes, lambda _: adapter)
+    cpu_at, disk_at = _columns(tiers_in_order(caches.index))
     answer = Scores({}, (), {})
     for name, subscription in subscriptions if found else ():
         for replica in subscription.replicas.values():
@@ -119,7 +119,7 @@ def _instance(workers: Workers, subscriptions: Sequence[Subscription], now: floa
 
 
 def _listener(workers: Workers, subscription: Subscription, replica: Replica, now: float) -> dict[str, Any]:
-    router = workers.router
+    caches = workers.caches
     registration = subscription.registration
     status, view = workers.status(subscription, replica, now)
     listener: dict[str, Any] = {
@@ -127,7 +127,7 @@ def _listener(workers: Workers, subscription: Subscription, replica: Replica, no
         "status": status,
         "knowledge": view.state,
         "reason": view.reason,
-        "blocks": {tier.label: table.blocks(replica.id) for tier, table in router.caches.index.tiers.items()},
+        "blocks": {tier.label: table.blocks(replica.id) for tier, table in caches.index.tiers.items()},
     }
     warnings = list(_warnings(workers, subscription, replica.id))
     if warnings:
@@ -137,7 +137,7 @@ def _listener(workers: Workers, subscription: Subscription, replica: Replica, no
 
 def _warnings(workers: Workers, subscription: Subscription, replica: ReplicaId) -> Iterator[str]:
     registration = subscription.registration
-    recipe = workers.router.caches.recognitions[replica].recipe
+    recipe = workers.caches.recognitions[replica].recipe
     said = registration.block_size
     if said and recipe is not None and recipe.block_size != said:
         yield f"registered with block_size {said}, but the engine has blocks of {recipe.block_size}; the engine is believed"

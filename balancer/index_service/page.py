@@ -22,7 +22,7 @@ class MetricsPage:
 
     def __init__(self, service: IndexService, served: Served) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(IndexCollector(service))
+        self._registry.register(IndexCollector(service.caches, service.publishers))
         self._registry.register(_ServiceCollector(service, served))
 
     def text(self) -> bytes:

@@ -9,7 +9,8 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
-from balancer.core import PrefixHashes, Replica
+from balancer.caches import Caches
+from balancer.core import PrefixHashes
 from balancer.errors import BadRequest
 from balancer.feed import EventFeed
 from balancer.hashes import PromptHashes
@@ -19,9 +20,7 @@ from balancer.index_service.bodies import DEFAULT_TENANT, Query, Registration, S
 from balancer.index_service.workers import Workers
 from balancer.index_tables import IndexQuery, answer_query, answer_replicas, dump
 from balancer.news import News
-from balancer.policies.base import make
 from balancer.prefixes import LocalHashes, TextHashes
-from balancer.router import Router
 from balancer.settings import Settings
 from hashing.errors import UnhashableError
 from hashing.extras import Lora
@@ -37,9 +36,8 @@ class IndexService:
     """Owns one index and what feeds it. Start it in a running event loop; ``stop`` ends every task, thread and connection."""
 
     def __init__(self, settings: Settings) -> None:
-        name = settings.policy.name
-        self.router = Router(make(name, settings.policy.settings), name, max_blocks=settings.index.max_blocks)
-        self.workers = Workers(self.router)
+        self.caches = Caches(settings.index.max_blocks)
+        self.workers = Workers(self.caches)
         self.memory = ChainMemory(settings.hashing.memory_bytes, secret=secrets.randbits(64))
         self.feed: EventFeed
         self._news = News()
@@ -89,9 +87,9 @@ class IndexService:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             now = time.monotonic()
-            self.router.tick(now)
-            for live in self.router.fleet:
-                self._news.knowledge(live.replica.id, self.router.caches.view(live.replica.id, now), now)
+            self.caches.tick(now)
+            for replica, view in self.caches.views(now).items():
+                self._news.knowledge(replica, view, now)
 
     # Questions
 
@@ -139,22 +137,19 @@ class IndexService:
         subscriptions = self.workers.subscriptions(Scope(query.model, query.tenant_id or DEFAULT_TENANT))
         replicas = [replica for _, each in subscriptions for replica in each.replicas.values()]
         adapter = Lora(query.lora_name) if query.lora_name else None
-        answer = answer_query(self.router, replicas, query, self.hashes, lambda _: adapter, time.monotonic())
+        answer = answer_query(self.caches, replicas, query, self.hashes, lambda _: adapter, time.monotonic())
         return {"model": query.model, **answer}
 
     def replicas(self) -> dict[str, Any]:
         """Everything that is indexed."""
-        return answer_replicas(self.router, self._all(), self.publishers(), time.monotonic())
+        return answer_replicas(self.caches, self.workers.replicas(), self.publishers(), time.monotonic())
 
     async def dump(self) -> AsyncIterator[bytes]:
         """The whole index in lines; one dump at a time, for each holds a copy of a table."""
         async with self._dumping:
-            for line in dump(self.router, self._all(), time.monotonic()):
+            for line in dump(self.caches, self.workers.replicas(), time.monotonic()):
                 yield line
                 await asyncio.sleep(0)
-
-    def _all(self) -> list[Replica]:
-        return [live.replica for live in self.router.fleet]
 
     def publishers(self) -> dict[ReplicaId, PublisherStatus]:
         """The state of every event subscription."""

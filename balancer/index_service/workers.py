@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final
 
+from balancer.caches import Caches
 from balancer.core import Replica
 from balancer.errors import Conflict, UnknownInstance, UnknownModel
 from balancer.index_service.bodies import MAX_RANK, Registration, Scope, Unregistration
 from balancer.knowledge import Knowledge, View
-from balancer.router import Router
 from indexer.index import ReplicaId
 from indexer.stream import Apply, Forget, Lost, Standing, Step
 from indexer.wire import Batch
@@ -46,10 +46,10 @@ class Subscription:
 
 
 class Workers:
-    """All registrations, with the router that keeps the index for them. Changes with every call but the questions."""
+    """All registrations, with what is known of their caches. Changes with every call but the questions."""
 
-    def __init__(self, router: Router) -> None:
-        self.router = router
+    def __init__(self, caches: Caches) -> None:
+        self.caches = caches
         self._scopes: dict[Scope, dict[str, dict[int, Subscription]]] = {}
         self._subscriptions: dict[ReplicaId, Subscription] = {}
         self._serial = 0
@@ -100,7 +100,7 @@ class Workers:
         for subscription in ended:
             del ranks[subscription.registration.rank], self._subscriptions[subscription.id]
             for replica in subscription.replicas.values():
-                self.router.remove(replica.id)
+                self.caches.remove(replica.id)
         if not ranks:
             del instances[str(wanted.instance)]
         if not instances:
@@ -127,8 +127,8 @@ class Workers:
             recipe=registration.recipe,
         )
         subscription.replicas[rank] = replica
-        self.router.put(replica)
-        self.router.caches.observe(replica.id, [*subscription.losses, subscription.standing])
+        self.caches.put(replica)
+        self.caches.observe(replica.id, [*subscription.losses, subscription.standing])
         return replica
 
     # News
@@ -141,10 +141,10 @@ class Workers:
         if isinstance(step, Apply):
             own = subscription.registration.rank
             if all(batch.rank == own for batch in step.batches):
-                self.router.caches.observe(id, (step,))
+                self.caches.observe(id, (step,))
                 return
             for rank, batches in self._by_rank(subscription, step.batches):
-                self.router.caches.observe(self._replica(subscription, rank).id, [Apply(batches)])
+                self.caches.observe(self._replica(subscription, rank).id, [Apply(batches)])
             return
         match step:
             case Forget():
@@ -155,7 +155,7 @@ class Workers:
                 subscription.standing = step
                 subscription.has_connected = subscription.has_connected or step.is_connected
         for replica in subscription.replicas.values():
-            self.router.caches.observe(replica.id, [step])
+            self.caches.observe(replica.id, [step])
 
     def _by_rank(self, subscription: Subscription, batches: list[Batch]) -> Iterator[tuple[int, list[Batch]]]:
         """Runs of batches of one rank, in order. Behind one address vLLM's ranks may number themselves otherwise."""
@@ -194,6 +194,10 @@ class Workers:
             )
         return [(name, subscription) for name, ranks in instances.items() for subscription in ranks.values()]
 
+    def replicas(self) -> list[Replica]:
+        """Everything that is indexed."""
+        return [replica for each in self._subscriptions.values() for replica in each.replicas.values()]
+
     def instances(self) -> Iterator[list[Subscription]]:
         """The subscriptions of every instance that is registered, in order of rank."""
         for instances in self._scopes.values():
@@ -208,7 +212,7 @@ class Workers:
 
     def status(self, subscription: Subscription, replica: Replica, now: float) -> tuple[Status, View]:
         """How far the replica can be believed, and the reason in the words of ``balancer.knowledge``."""
-        view = self.router.caches.view(replica.id, now)
+        view = self.caches.view(replica.id, now)
         standing = subscription.standing
         if not standing.is_connected:
             return (Status.DISCONNECTED if subscription.has_connected else Status.PENDING), view
@@ -216,7 +220,7 @@ class Workers:
             return Status.SUSPECT, view
         if not standing.is_complete:
             return Status.PENDING, view
-        recognition = self.router.caches.recognitions[replica.id]
+        recognition = self.caches.recognitions[replica.id]
         if recognition.recipe is None and not recognition.unplaced:
             return Status.ACTIVE, View(Knowledge.LEARNED, "it has told of no block yet: it holds nothing", view.since)
         return (Status.SUSPECT if view.state is Knowledge.PARTIAL else Status.ACTIVE), view

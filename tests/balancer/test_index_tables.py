@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from balancer import index_tables
+from balancer.caches import Caches
 from balancer.core import PrefixHashes, Replica
 from balancer.errors import BadRequest
 from balancer.hashes import PromptHashes
 from balancer.index_tables import answer_query, answer_replicas, dump, read_query
-from balancer.policies.base import make
-from balancer.router import Router
 from indexer.index import ReplicaId
 from tests.support.routing import RANDOM, RECIPE, replica, stored, told
 
@@ -19,8 +18,8 @@ A, B = ReplicaId("a"), ReplicaId("b")
 PROMPT = list(range(41))
 
 
-def router(*replicas: Replica) -> Router:
-    made = Router(make("cache_aware", {}), "cache_aware")
+def caches(*replicas: Replica) -> Caches:
+    made = Caches()
     for each in replicas:
         made.put(each)
     return made
@@ -30,7 +29,7 @@ def hashes(prompts: Any, salt: str | None) -> PrefixHashes:
     return PromptHashes(prompts, salt, None)
 
 
-def asked(made: Router, replicas: list[Replica], **fields: Any) -> dict[str, Any]:
+def asked(made: Caches, replicas: list[Replica], **fields: Any) -> dict[str, Any]:
     query = read_query(json.dumps(fields).encode())
     answer = answer_query(made, replicas, query, hashes, lambda _: None, 0.0)
     return {row["replica"]: row["matched_tokens"] for row in answer["replicas"]}
@@ -38,10 +37,10 @@ def asked(made: Router, replicas: list[Replica], **fields: Any) -> dict[str, Any
 
 def test_a_prompt_is_matched_by_tokens_and_by_the_engines_own_keys() -> None:
     one, two = replica("a"), replica("b", recipe=None)
-    made = router(one, two)
+    made = caches(one, two)
     event = stored(PROMPT)
-    made.caches.apply(A, [told(PROMPT, RECIPE)])
-    made.caches.apply(B, [told(PROMPT[:21], RANDOM)])
+    made.apply(A, [told(PROMPT, RECIPE)])
+    made.apply(B, [told(PROMPT[:21], RANDOM)])
     by_tokens = asked(made, [one, two], token_ids=PROMPT)
     assert by_tokens == {A: {"GPU": 40}, B: {"GPU": 20}}
     signed = [key - (1 << 64) if key >> 63 else key for key in event.block_hashes]
@@ -55,8 +54,8 @@ def test_a_prompt_is_matched_by_tokens_and_by_the_engines_own_keys() -> None:
 
 def test_what_is_expected_is_not_told() -> None:
     one = replica("a")
-    made = router(one)
-    made.caches.predicted.expect(1, made.caches.index.gpu.bit(A), stored(PROMPT).block_hashes)
+    made = caches(one)
+    made.predicted.expect(1, made.index.gpu.bit(A), stored(PROMPT).block_hashes)
     assert asked(made, [one], token_ids=PROMPT) == {A: {"GPU": 0}}
 
 
@@ -77,8 +76,8 @@ def test_a_query_that_cannot_be_used_is_refused_by_name(body: bytes, message: st
 
 def test_replicas_are_told_with_how_much_is_known_of_them() -> None:
     one, two = replica("a"), replica("b", recipe=None)
-    made = router(one, two)
-    made.caches.apply(A, [told(PROMPT, RECIPE)] * 2)
+    made = caches(one, two)
+    made.apply(A, [told(PROMPT, RECIPE)] * 2)
     first, second = answer_replicas(made, [one, two], {}, 5.0)["replicas"]
     assert (first["replica"], first["knowledge"], first["block_size"], first["keys"]) == ("a", "exact", 4, "engine")
     assert first["tiers"] == {"GPU": {"blocks": 10, "copies": 20}}
@@ -88,11 +87,11 @@ def test_replicas_are_told_with_how_much_is_known_of_them() -> None:
 def test_a_dump_has_every_block_of_every_replica_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_tables, "KEYS_AT_ONCE", 3)
     one, two, gone = replica("a"), replica("b"), replica("c")
-    made = router(one, two, gone)
+    made = caches(one, two, gone)
     event = stored(PROMPT)
     for name, count in ((A, 10), (B, 4)):
-        made.caches.index.gpu.store(name, 0, event.block_hashes[:count])
-    made.caches.index.gpu.store(gone.id, 0, [1, *event.block_hashes])
+        made.index.gpu.store(name, 0, event.block_hashes[:count])
+    made.index.gpu.store(gone.id, 0, [1, *event.block_hashes])
     lines = [json.loads(line) for line in dump(made, [one, two], 0.0)]
     assert (lines[0]["format"], lines[-1]) == ("kvlb index dump 1", {"end": True, "keys": 10})
     assert [row["replica"] for row in lines[0]["replicas"]] == [A, B]
@@ -106,10 +105,10 @@ def test_a_dump_has_every_block_of_every_replica_once(monkeypatch: pytest.Monkey
 
 def test_a_dump_goes_on_while_the_index_changes() -> None:
     one = replica("a")
-    made = router(one)
-    made.caches.index.gpu.store(A, 0, range(10_000))
+    made = caches(one)
+    made.index.gpu.store(A, 0, range(10_000))
     lines = dump(made, [one], 0.0)
     next(lines), next(lines)
-    made.caches.index.gpu.store(A, 0, range(10_000, 20_000))
-    made.caches.index.gpu.clear(A)
+    made.index.gpu.store(A, 0, range(10_000, 20_000))
+    made.index.gpu.clear(A)
     assert json.loads(list(lines)[-1]) == {"end": True, "keys": 10_000}

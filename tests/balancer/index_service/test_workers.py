@@ -5,15 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from balancer.caches import Caches
 from balancer.core import PrefixHashes, Replica
 from balancer.errors import Conflict, UnknownInstance, UnknownModel
 from balancer.index_service import answers
 from balancer.index_service import workers as workers_module
 from balancer.index_service.bodies import Query, Registration, Scope, Unregistration
 from balancer.index_service.workers import Status, Subscription, Workers
-from balancer.policies.base import make
 from balancer.prefixes import GivenKeys
-from balancer.router import Router
 from indexer.events import KVEvent
 from indexer.stream import Apply, Forget, Lost, Standing
 from indexer.wire import Batch
@@ -30,7 +29,7 @@ def registration(instance: int | str = 1, rank: int = 0, scope: Scope = SCOPE, *
 
 
 def crew() -> Workers:
-    return Workers(Router(make("cache_aware", {}), "cache_aware"))
+    return Workers(Caches())
 
 
 def joined(workers: Workers, *args: object, **changes: object) -> Subscription:
@@ -91,7 +90,7 @@ def test_what_is_still_queued_for_one_registration_never_reaches_the_next() -> N
     workers.observe(old.id, COMPLETE)
     assert scores(workers) == {}
     assert workers.status(new, own(new), 0.0)[0] is Status.PENDING
-    workers.router.caches.index.check()
+    workers.caches.index.check()
 
 
 def test_one_rank_or_all_can_be_unregistered() -> None:
@@ -103,7 +102,7 @@ def test_one_rank_or_all_can_be_unregistered() -> None:
     with pytest.raises(UnknownInstance, match="instance 1 dp_rank 1 of m is not registered"):
         workers.unregister(Unregistration(SCOPE, 1, 1))
     workers.unregister(Unregistration(SCOPE, 1, None))
-    assert (len(workers), len(workers.router.fleet)) == (0, 0)
+    assert (len(workers), len(workers.replicas())) == (0, 0)
     with pytest.raises(UnknownModel):
         scores(workers)
 
@@ -124,7 +123,7 @@ def test_batches_of_several_ranks_are_sorted_in_their_order() -> None:
         ),
     )
     assert scores(workers) == {"1": {"1": 40, "3": 40}}
-    blocks = {rank: workers.router.caches.index.gpu.blocks(each.id) for rank, each in subscription.replicas.items()}
+    blocks = {rank: workers.caches.index.gpu.blocks(each.id) for rank, each in subscription.replicas.items()}
     assert blocks == {1: 14, 3: 14}
 
 
