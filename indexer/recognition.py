@@ -31,6 +31,7 @@ from hashing.own import EXTRAS_FORM, LearnedKeys
 from hashing.recipes import Algorithm, Recipe
 from indexer.described import dense_tokens
 from indexer.events import BlockStored, KVEvent
+from indexer.forms import Forms
 from indexer.groups import NOTHING, CacheGroups, GroupsImage, Untold
 from indexer.hybrid import HitRule, hash_sizes
 from indexer.index import GPU
@@ -62,6 +63,7 @@ class RecognitionImage(msgspec.Struct, frozen=True):
     learned: LearnedKeys | None = None
     unplaced: int = 0
     groups: GroupsImage = GroupsImage()
+    odd: str = ""
 
 
 class Recognition:
@@ -87,7 +89,7 @@ class Recognition:
         self.rule: HitRule | None
         """How they are hit; None where the length of one of full attention is all, and where nobody can say."""
         self.doubt: str
-        """Why hits cannot be told from its groups, in words for an operator; empty where they can."""
+        """Why hits cannot be told from what is known of its keys and groups, in words for an operator; empty where they can."""
         self.forget()
 
     def __repr__(self) -> str:
@@ -114,6 +116,8 @@ class Recognition:
     def _doubt_nothing(self) -> None:
         self.recipe, self.reason = _usable(self.declared), ""
         self._doubts: set[int] = set()
+        self._forms = Forms()
+        self._odd = ""  # what speaks against the recipe although it is proven
         self._tells_extras = True
 
     def export(self) -> RecognitionImage | None:
@@ -121,11 +125,11 @@ class Recognition:
         if self.state is KeyState.UNPROVEN:
             return None
         recipe, learned = (None, self.recipe) if isinstance(self.recipe, LearnedKeys) else (self.recipe, None)
-        return RecognitionImage(self.reason, recipe, learned, self.unplaced, self.groups.export())
+        return RecognitionImage(self.reason, recipe, learned, self.unplaced, self.groups.export(), self._odd)
 
     def restore(self, image: RecognitionImage, learned: LearnedBlocks) -> None:
         """The same, in another process, with the names of blocks: as if its events had been read here."""
-        self.reason = image.reason
+        self.reason, self._odd = image.reason, image.odd
         self.groups.restore(image.groups)
         self.recipe = image.learned or image.recipe
         self.state = KeyState.PROVEN if image.learned is None else KeyState.LEARNED
@@ -152,6 +156,8 @@ class Recognition:
         """
         is_news, before = self.groups.read(events), self.state
         passed = (events, False) if before is KeyState.PROVEN else self._read(events)
+        if self.state is KeyState.PROVEN:
+            is_news |= self._look_at_forms(events)
         if is_news or self.state is not before:
             self._judge_groups()
         return passed
@@ -169,6 +175,24 @@ class Recognition:
         self.recipe = LearnedKeys(self.learned.hash_block_size, self._tells_extras)
         return list(self.learned.restate()), True
 
+    def _look_at_forms(self, events: Sequence[KVEvent]) -> bool:
+        """Hold kinds of extras that are seen for the first time against the recipe; returns whether that says anything new."""
+        for event in events:
+            if not isinstance(event, BlockStored) or self.groups.is_hybrid or not self._forms.concerns(event):
+                continue
+            assert isinstance(self.recipe, Recipe)
+            try:
+                shown = self._forms.shown_by(event, self.recipe, self.adapters)
+            except (UnhashableError, msgspec.MsgspecError):
+                continue
+            if shown is None:
+                self._odd = "an event's salt, image or embedding is hashed in a way that is not known here"
+                return True
+            if shown != self.recipe:
+                self.recipe, self.reason = shown, _differences(self.declared, shown, "")
+                return True
+        return False
+
     @property
     def is_hybrid(self) -> bool:
         """Whether it has caches besides one of full attention, whose hits follow a rule of their own."""
@@ -176,7 +200,7 @@ class Recognition:
 
     def _judge_groups(self) -> None:
         """What the groups that are known by now mean for hits."""
-        self.rule, self.doubt = None, ""
+        self.rule, self.doubt = None, self._odd
         if not self.groups.is_hybrid:
             return
         if self.state is KeyState.UNPROVEN or self.recipe is None:
@@ -313,4 +337,4 @@ def _differences(declared: Recipe | None, found: Recipe, but: str) -> str:
     fields = (name for name in Recipe.__struct_fields__ if name != but)
     names = [name for name in fields if getattr(declared, name) != getattr(found, name)]
     told = "; ".join(f"{name} is {getattr(found, name)!r}, not {getattr(declared, name)!r}" for name in names)
-    return f"its first event says that {told}" if told else ""
+    return f"its events say that {told}" if told else ""

@@ -62,7 +62,7 @@ STATES = {
     "proven": (seen(RECIPE, told(TOKENS)), {}, WELL, 0, Knowledge.EXACT, "its recipe is proven by its own events"),
     "found": (
         seen(RECIPE, told(TOKENS, msgspec.structs.replace(RECIPE, seed="0"))), {}, WELL, 0, Knowledge.EXACT,
-        "its first event says that seed is '0', not None",
+        "its events say that seed is '0', not None",
     ),
 }  # fmt: skip
 

@@ -98,7 +98,7 @@ def test_a_seed_is_found_together_with_the_step() -> None:
     recipe = fine(16, seed="0")
     recognition = seen(stored(recipe, 32), window(recipe, 16))
     assert (recognition.state, recognition.recipe) == (KeyState.PROVEN, recipe)
-    assert recognition.reason == "its first event says that seed is '0', not None"
+    assert recognition.reason == "its events say that seed is '0', not None"
 
 
 @pytest.mark.parametrize("extras", [Extras(salt="mine"), Extras(lora=LORA), Extras(lora=LORA, salt="mine")])

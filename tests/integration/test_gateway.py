@@ -237,7 +237,7 @@ async def _knowledge(over: Fleet) -> list[tuple[str, str]]:
 
 
 LEARNED = ("learned", "its hashes agree with no recipe that is known here; they are learned from its events")
-FOUND = ("exact", "its first event says that seed is '0', not None")
+FOUND = ("exact", "its events say that seed is '0', not None")
 
 UNTOLD: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
     "random root": ({"vllm_version": "0.22.0"}, LEARNED),

@@ -151,6 +151,9 @@ FAULTS: dict[str, Fault] = {
     "the declared recipe is believed whatever events show": Fault(
         "balancer/caches.py", "        if recognition is not None and events:\n", "        if False:\n"
     ),
+    "extras are hashed as was declared, whatever events show": Fault(
+        "indexer/recognition.py", "            is_news |= self._look_at_forms(events)", "            pass"
+    ),
     # Expectations
     "expectations outlive their leases": Fault(
         "balancer/router.py",
