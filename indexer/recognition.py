@@ -115,7 +115,7 @@ class Recognition:
 
     def _doubt_nothing(self) -> None:
         self.recipe, self.reason = _usable(self.declared), ""
-        self._doubts: set[int] = set()
+        self._doubts: dict[int, BlockStored] = {}
         self._forms = Forms()
         self._odd = ""  # what speaks against the recipe although it is proven
         self._tells_extras = True
@@ -157,7 +157,7 @@ class Recognition:
         is_news, before = self.groups.read(events), self.state
         passed = (events, False) if before is KeyState.PROVEN else self._read(events)
         if self.state is KeyState.PROVEN:
-            is_news |= self._look_at_forms(events)
+            is_news |= self._look_at_forms(events if before is KeyState.PROVEN else [*self._doubts.values(), *events])
         if is_news or self.state is not before:
             self._judge_groups()
         return passed
@@ -177,6 +177,7 @@ class Recognition:
 
     def _look_at_forms(self, events: Sequence[KVEvent]) -> bool:
         """Hold kinds of extras that are seen for the first time against the recipe; returns whether that says anything new."""
+        is_news = False
         for event in events:
             if not isinstance(event, BlockStored) or self.groups.is_hybrid or not self._forms.concerns(event):
                 continue
@@ -187,11 +188,11 @@ class Recognition:
                 continue
             if shown is None:
                 self._odd = "an event's salt, image or embedding is hashed in a way that is not known here"
-                return True
-            if shown != self.recipe:
+                is_news = True
+            elif shown != self.recipe:
                 self.recipe, self.reason = shown, _differences(self.declared, shown, "")
-                return True
-        return False
+                is_news = True
+        return is_news
 
     @property
     def is_hybrid(self) -> bool:
@@ -232,7 +233,7 @@ class Recognition:
         self._tells_extras = event.extras() is not None
         if self.recipe is not None and (doubt := self._doubt(event)):
             self.reason = doubt
-            self._doubts.add(event.block_hashes[0])
+            self._doubts[event.block_hashes[0]] = event
             if len(self._doubts) < MAX_DOUBTS:
                 return False
         if self.declared is None:

@@ -4,7 +4,6 @@ Two ways of drawing: Hypothesis, which finds short stories and shrinks them, and
 step is judged by ``World.check``, and now and then all is left to settle, after which whoever can know everything must.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -16,32 +15,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.support.publisher import Kind
 from tests.support.simulated import SimulatedProcess
-from tests.support.story import KINDS, WEIGHTS, Story
+from tests.support.story import KINDS, WEIGHTS, Story, walk
 from tests.support.world import World
-
-
-def walk(seed: int, steps: int) -> Counter[str]:
-    """A story from a seed, judged after every step; returns what was seen on the way."""
-    draw = Random(seed)
-    story = Story(World(draw.sample(KINDS, 4), SimulatedProcess, draw))
-    told: list[str] = []
-    happenings, weights = list(WEIGHTS), list(WEIGHTS.values())
-    for at in range(steps):
-        [happening] = draw.choices(happenings, weights)
-        told.append(happening.__name__)
-        try:
-            happening(story, draw)
-            story.world.check()
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}, step {at}, after {told[-12:]}: {error}") from error
-    story.world.settle()
-    story.world.router.caches.index.check()
-    return story.world.seen
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_long_walk_finds_no_lie(seed: int) -> None:
-    seen = walk(seed, 500)
+    seen = walk(seed, 500, KINDS, SimulatedProcess)
     assert seen["batches"] > 100
     assert seen["GPU blocks judged"] > 1_000
     assert seen["tokens matched"] > 1_000
@@ -52,7 +32,7 @@ class TruthMachine(RuleBasedStateMachine):
 
     @initialize(draw=st.integers(0, 2**32).map(Random), kinds=st.permutations(KINDS))
     def begin(self, draw: Random, kinds: list[Kind]) -> None:
-        self.story = Story(World(kinds[:3], SimulatedProcess, draw))
+        self.story = Story(World(kinds[:3], SimulatedProcess, draw), KINDS)
 
     @invariant()
     def nothing_is_claimed_that_is_not_true(self) -> None:

@@ -84,6 +84,20 @@ def test_each_kind_is_found_when_it_first_comes() -> None:
     )
 
 
+def test_what_came_before_the_proof_is_held_against_it() -> None:
+    recognition = Recognition(NEW, (LORA,))
+    recognition.read([announced(OLD, *ADAPTED)])
+    assert recognition.state is KeyState.UNPROVEN
+    recognition.read([announced(OLD, Extras(), [None] * 4)])
+    assert recognition.recipe == msgspec.structs.replace(NEW, lora_form="name")
+
+
+def test_all_events_of_a_batch_are_looked_at() -> None:
+    recognition = proven(NEW, OLD)
+    recognition.read([announced(OLD, *SALTED), announced(OLD, *PICTURED)])
+    assert recognition.recipe == msgspec.structs.replace(NEW, multimodal_form="offset", salt_form="plain")
+
+
 def test_what_has_been_shown_is_not_looked_at_again() -> None:
     recognition = proven(NEW, NEW)
     recognition.read([announced(NEW, *SALTED)])

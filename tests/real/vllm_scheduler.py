@@ -188,7 +188,7 @@ class _Clients:
 
 def records(case: Case, *, with_lookups: bool = False) -> Iterator[Record]:
     """What vLLM does with the case."""
-    engine = _Judge(case["config"])
+    engine = Judge(case["config"])
     for operation in case["operations"]:
         match operation["op"]:
             case "add":
@@ -206,7 +206,7 @@ def records(case: Case, *, with_lookups: bool = False) -> Iterator[Record]:
                 yield engine.complete()
 
 
-class _Recorder:
+class Recorder:
     """Stands where the event publisher stands; mutable."""
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ class _Recorder:
         return events
 
 
-class _Judge:
+class Judge:
     """``vllm.v1.core.sched`` with a model that is not there; mutable."""
 
     def __init__(self, config: Config) -> None:
@@ -232,7 +232,7 @@ class _Judge:
         init_none_hash(hash_function)
         self._hasher = get_request_block_hasher(config.get("hash_size", config["block_size"]), hash_function)
         self._scheduler = _make_scheduler(config)
-        self._recorder = self._scheduler.kv_event_publisher = _Recorder()
+        self._recorder = self._scheduler.kv_event_publisher = Recorder()
         self._outputs: dict[str, list[int]] = {}
         self._in_flight: deque[tuple[Any, set[str]]] = deque()
         self._counts: Counter[str] = Counter(queries=0, hits=0, preemptions=0)

@@ -1,10 +1,11 @@
 """Stories for ``tests.support.world``: what happens next, drawn.
 
 Knows which kinds of engines there are in a fleet, which prompts clients send, and what can go wrong, each with its weight.
-Never judges: that is the world's part.
+Never judges: that is the world's part, which is asked after every step.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -12,7 +13,7 @@ import msgspec
 
 from hashing.recipes import Recipe
 from indexer.index import ReplicaId
-from tests.support.publisher import Ask, Kind
+from tests.support.publisher import Ask, Kind, Start
 from tests.support.world import World
 
 PLAIN = Recipe(block_size=4)
@@ -48,10 +49,11 @@ DOCUMENTS = [[10 * document + at % 7 for at in range(48)] for document in range(
 
 
 class Story:
-    """Draws what happens next."""
+    """Draws what happens next; ``kinds`` are those that an engine may be replaced by."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, kinds: Sequence[Kind]) -> None:
         self.world = world
+        self.kinds = kinds
 
     def replica(self, draw: Random) -> ReplicaId:
         return draw.choice(list(self.world.publishers))
@@ -135,7 +137,7 @@ class Story:
         replica = self.replica(draw)
         has_replay = self.world.publishers[replica].kind.buffer is not None
         self.world.restart(
-            replica, draw, draw.choice([each for each in KINDS if (each.buffer is not None) == has_replay])
+            replica, draw, draw.choice([each for each in self.kinds if (each.buffer is not None) == has_replay])
         )
         if draw.random() < 0.7 and replica in self.world.subscriptions:
             self.world.put(replica)
@@ -324,3 +326,23 @@ WEIGHTS: dict[Callable[[Story, Random], None], float] = {
     Story.subscribe_anew: 0.2,
     Story.settle: 0.3,
 }
+
+
+def walk(seed: int, steps: int, kinds: Sequence[Kind], start: Start) -> Counter[str]:
+    """A story from a seed, judged after every step; returns what was seen on the way."""
+    draw = Random(seed)
+    world = World(draw.sample(kinds, min(4, len(kinds))), start, draw)
+    story = Story(world, kinds)
+    told: list[str] = []
+    happenings, weights = list(WEIGHTS), list(WEIGHTS.values())
+    for at in range(steps):
+        [happening] = draw.choices(happenings, weights)
+        told.append(happening.__name__)
+        try:
+            happening(story, draw)
+            world.check()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, step {at}, after {told[-12:]}: {error}") from error
+    world.settle()
+    world.router.caches.index.check()
+    return world.seen
