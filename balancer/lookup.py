@@ -17,6 +17,8 @@ from balancer.core import PrefixHashes, Replica
 from hashing.extras import Lora
 from hashing.own import LearnedKeys
 from hashing.recipes import Recipe
+from indexer.hits import Every
+from indexer.hybrid import HitRule
 from indexer.index import CacheIndex, Keys, ReplicaId, Tier
 from indexer.recognition import Recognition
 
@@ -46,25 +48,38 @@ def match(
     hashes: PrefixHashes,
     adapter_of: Callable[[Replica], Lora | None],
 ) -> dict[ReplicaId, Match]:
-    """What each replica holds of the first prompt of ``hashes``; those that hold nothing are left out."""
-    alike: dict[tuple[Recipe | LearnedKeys, Lora | None], list[ReplicaId]] = {}
+    """What each replica holds of the first prompt of ``hashes``; those that hold nothing are left out.
+
+    Of a model with several cache groups it is what its full attention holds: all that may be hit, if the others allow it.
+    """
+    alike: dict[tuple[Recipe | LearnedKeys, Lora | None, HitRule | None], list[ReplicaId]] = {}
     for replica in replicas:
-        recipe = recognitions[replica.id].recipe
-        if recipe is not None:
-            alike.setdefault((recipe, adapter_of(replica)), []).append(replica.id)
+        recognition = recognitions[replica.id]
+        if recognition.recipe is not None:
+            alike.setdefault((recognition.recipe, adapter_of(replica), recognition.rule), []).append(replica.id)
     found: dict[ReplicaId, Match] = {}
-    for (recipe, adapter), members in alike.items():
+    for (recipe, adapter, rule), members in alike.items():
+        group, hashes_a_block = _full_attention(rule)
         for chain in hashes.chains(recipe, adapter)[:1]:
-            size = recipe.block_size
+            size = recipe.block_size * hashes_a_block
             made: dict[tuple[int, ...], Match] = {}  # most replicas that hold something hold the same
-            for member, reached in reach(index, chain, members).items():
+            blocks_of = chain if hashes_a_block == 1 else Every(chain, hashes_a_block)
+            for member, reached in reach(index, blocks_of, members, group).items():
                 if reached not in made:
                     made[reached] = Match(size, tuple(blocks * size for blocks in reached))
                 found[member] = made[reached]
     return found
 
 
-def reach(index: CacheIndex, chain: Keys, replicas: Sequence[ReplicaId]) -> dict[ReplicaId, tuple[int, ...]]:
+def _full_attention(rule: HitRule | None) -> tuple[int, int]:
+    """The cache group of full attention, and how many hashes one of its blocks covers."""
+    full = None if rule is None else next((part for part in rule.parts if part.is_full), None)
+    return (0, 1) if rule is None or full is None else (full.groups[0], full.block_size // rule.hash_size)
+
+
+def reach(
+    index: CacheIndex, chain: Keys, replicas: Sequence[ReplicaId], group: int = 0
+) -> dict[ReplicaId, tuple[int, ...]]:
     """Leading blocks of the chain, one figure a tier; replicas that reach nothing in any tier are left out."""
     found: dict[ReplicaId, tuple[int, ...]] = {}
     for at, tier in enumerate(tiers_in_order(index)):
@@ -76,13 +91,13 @@ def reach(index: CacheIndex, chain: Keys, replicas: Sequence[ReplicaId]) -> dict
         for before, members in so_far.items():
             start = before[-1] if before else 0
             rest = chain if not start else _Rest(chain, start)
-            for bits, blocks in table.depths(rest, MAX_BLOCKS, sum(members)):
+            for bits, blocks in table.depths(rest, MAX_BLOCKS, sum(members), group):
                 if blocks:
                     deepest = max(deepest, start + blocks)
                     reached = (*before, start + blocks)
                     found.update((replica, reached) for bit, replica in members.items() if bits & bit)
         if table is index.gpu:
-            index.touch(0, chain.keys(deepest)[:deepest])
+            index.touch(group, chain.keys(deepest)[:deepest])
         else:
             found.update((replica, (*has, has[-1])) for replica, has in found.items() if len(has) == at)
     return found

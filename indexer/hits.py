@@ -50,7 +50,7 @@ def _runs(
 ) -> dict[int, int]:
     """How many leading blocks each bit holds in all groups of a part of full attention."""
     m = part.block_size // rule.hash_size
-    every = chain if m == 1 else _Every(chain, m)
+    every = chain if m == 1 else Every(chain, m)
     runs = dict.fromkeys(among, hashed // m)
     for group in part.groups:
         expected = _InGroup(group, also) if also and group else also
@@ -86,7 +86,7 @@ def _held(part: Part, tier: TierIndex, keys: Sequence[int], also: Mapping[int, i
     return held
 
 
-class _Every:
+class Every:
     """Every m-th key of a chain: those of blocks that are m times as long."""
 
     def __init__(self, chain: Keys, m: int) -> None:

@@ -10,6 +10,7 @@ from balancer.core import Replica
 from balancer.lookup import match, reach, tiers_in_order
 from balancer.prefixes import GivenKeys
 from indexer.events import EMPTY, BlockStored
+from indexer.hybrid import GroupSpec, hit_rule
 from indexer.index import CacheIndex, ReplicaId, Tier
 from indexer.recognition import Recognition
 from tests.support.routing import RECIPE, replica, request, stored
@@ -84,6 +85,19 @@ def test_replicas_that_hash_otherwise_are_matched_by_their_own_recipe() -> None:
         index, recognitions(small, large, unknown), [small, large, unknown], request(prompt).hashes, _no_adapter
     )
     assert {name: (each.block_size, each.tokens) for name, each in found.items()} == {A: (4, (16,)), B: (8, (16,))}
+
+
+def test_of_several_cache_groups_full_attention_counts_in_its_own_blocks() -> None:
+    specs = (GroupSpec(0, "sliding_window", 4, 9), GroupSpec(1, "full_attention", 8))
+    one = replica("a")
+    known = recognitions(one)
+    known[A].rule = hit_rule(specs, 4)
+    index = index_of(A)
+    keys = stored(list(range(33))).block_hashes  # of 4 tokens each
+    index.apply(A, [BlockStored(keys[1:6:2], None, EMPTY, 8, medium="GPU", group_idx=1)])
+    index.apply(A, [BlockStored(keys[5:6], None, EMPTY, 4, medium="GPU", group_idx=0)])
+    found = match(index, known, [one], request(list(range(33))).hashes, _no_adapter)
+    assert (found[A].block_size, found[A].tokens) == (8, (24,))
 
 
 def test_what_nobody_holds_is_left_out() -> None:
