@@ -155,7 +155,8 @@ def test_a_hit_is_bounded_and_grows_with_what_is_held(held: list[set[int]], toke
     some = hit(tokens, *zip(specs, held, strict=True))
     assert some % SIZE == 0
     assert some <= max(0, tokens - 1)
-    assert some <= hit(tokens, (specs[0], held[0]))
+    if not eagle:  # with a draft model, several groups may be looked up one block further than one alone (vLLM 0.32)
+        assert some <= hit(tokens, (specs[0], held[0]))
     assert hit(tokens, *((spec, range(13)) for spec in specs)) >= some
 
 
