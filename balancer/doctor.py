@@ -121,7 +121,7 @@ async def _probe_one(session: aiohttp.ClientSession, cache: Cache, api_key: str 
     length = 2 * (cache.block_size or 64) + 1
     words = [random.choice(("alpha", "beta", "gamma", "delta")) for _ in range(length)]  # a token each, or more
     body = {"model": cache.models[0], "prompt": " ".join(words), "max_tokens": 1, "temperature": 0}
-    headers = _headers(api_key) | ({RANK: str(cache.rank)} if cache.ranks > 1 else {})
+    headers = _headers(api_key) | ({RANK.decode(): str(cache.rank)} if cache.ranks > 1 else {})
     told: bool | None = None
     for _ in range(2):
         try:

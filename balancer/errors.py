@@ -10,6 +10,7 @@ asserts. Errors of libraries are translated into these at the edge, in one place
         |-- BadRequest         400  the body cannot be used as it is
         |-- BodyTooLarge       413
         |-- UnknownEncoding    415
+        |-- HeadTooLarge       431
         |-- UnknownModel       404
         |-- UnknownInstance    404  nothing of this name is registered
         |-- UnknownPath        404
@@ -69,6 +70,12 @@ class UnknownEncoding(RequestError):
     status = 415
     type = "invalid_request_error"
     code = "unknown_encoding"
+
+
+class HeadTooLarge(RequestError):
+    status = 431
+    type = "invalid_request_error"
+    code = "head_too_large"
 
 
 class UnknownModel(RequestError):

@@ -340,8 +340,12 @@ def read_answer(body: bytes) -> Truth:
 
 
 def error_body(error: RequestError) -> bytes:
-    """The error as OpenAI clients expect it. A message may quote a header, and a header may be no text at all."""
-    message = error.message.encode(errors="backslashreplace").decode()
+    """The error as OpenAI clients expect it."""
     return msgspec.json.encode(
-        {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
+        {"error": {"message": message_of(error), "type": error.type, "param": error.param, "code": error.code}}
     )
+
+
+def message_of(error: RequestError) -> str:
+    """The message as text: it may quote a header, and a header may be no text at all."""
+    return error.message.encode(errors="backslashreplace").decode()

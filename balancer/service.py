@@ -134,7 +134,8 @@ class RouterService:
                 retry_after=5,
             ) from error
 
-    async def started(self, lease: int) -> None:
+    def started(self, lease: int) -> None:
+        """The prompt has been computed. Told, and not waited for: it is called between two pieces of an answer."""
         self.router.started(lease)
 
     async def release(self, lease: int, outcome: Outcome, truth: Truth | None = None) -> None:

@@ -14,7 +14,8 @@ from balancer import settings as settings_module
 from balancer.commands import Command
 from balancer.commands.listening import LOG_LEVELS, begin_logging, bind, url_of
 from balancer.commands.loop import run_loop, stop_signal
-from balancer.http.server import HttpServer, Served, ServerLimits
+from balancer.http.routes import RouteTable, Served
+from balancer.http.server import HttpServer, ServerLimits
 from balancer.index_service.paths import IndexPaths, refuse
 from balancer.index_service.service import IndexService
 from balancer.settings import Settings
@@ -72,7 +73,8 @@ async def running(settings: Settings) -> AsyncIterator[tuple[IndexService, str]]
         service = IndexService(settings)
         served: Served = Counter()
         limits = ServerLimits(max_body_bytes=settings.server.max_body_bytes)
-        server = HttpServer(IndexPaths(service, served).routes(), refuse, limits, served)
+        table = RouteTable(IndexPaths(service, served).routes(), refuse, served)
+        server = HttpServer(table, refuse, limits)
         await service.start()
         try:
             await server.start(listener)

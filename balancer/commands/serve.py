@@ -9,6 +9,7 @@ import contextlib
 import logging
 import math
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,16 @@ from balancer.commands.listening import LOG_LEVELS, begin_logging, bind, url_of
 from balancer.commands.loop import run_loop, stop_signal
 from balancer.errors import BalancerError, ConfigError
 from balancer.gateway.app import build_app
+from balancer.gateway.front import Front
+from balancer.gateway.proxy import Proxy
+from balancer.gateway.refusals import refuse
+from balancer.http.client import UNIX, HttpClient
+from balancer.http.server import HttpServer, ServerLimits
+from balancer.metrics import Metrics
 from balancer.policies.base import names
 from balancer.service import RouterService
 from balancer.settings import Settings
+from balancer.upstream import KEEPALIVE_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -148,22 +156,33 @@ async def running(settings: Settings) -> AsyncIterator[tuple[RouterService, str]
     Raises:
         ConfigError: the address cannot be bound.
     """
-    with bind(settings.server) as listener:
+    with bind(settings.server) as listener, tempfile.TemporaryDirectory(prefix="kvlb-") as private:
         service = RouterService(settings)
+        metrics = Metrics(service)
+        control = f"{UNIX}{private}/control"
         runner = web.AppRunner(
-            build_app(service),
+            build_app(service, metrics),
             handler_cancellation=True,
             auto_decompress=False,  # gateway.body does it, within the limit and with an answer for what it cannot read
             shutdown_timeout=10,
             access_log=None,
         )
         await service.start()
+        client = HttpClient(KEEPALIVE_SECONDS)
+        server = HttpServer(
+            Front(Proxy(service, metrics, client), client, control),
+            refuse,
+            ServerLimits(max_body_bytes=settings.server.max_body_bytes),
+        )
         try:
             await runner.setup()
-            await web.SockSite(runner, listener, backlog=4096).start()
+            await web.UnixSite(runner, control.removeprefix(UNIX)).start()
+            await server.start(listener)
             yield service, url_of(listener)
         finally:
+            await server.stop()
             await runner.cleanup()
+            await client.close()
             await service.stop()
 
 

@@ -1,7 +1,6 @@
-"""The gateway's HTTP application: which path leads where.
+"""The control plane: every path that is answered by kvlb itself, and the refusal of those that nobody answers.
 
-Knows the paths that are served here and the list of those that are forwarded; everything else is refused, so that no path of an
-engine's own administration can be reached through it.
+Knows the paths that are served here. Never sees a request for inference: those go by ``gateway.front``.
 """
 
 import logging
@@ -11,25 +10,19 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from balancer import openai
 from balancer.errors import NoReplica, RequestError, UnknownModel, UnknownPath
 from balancer.gateway import audit, debug, index_api, snapshot
-from balancer.gateway.proxy import Proxy, canonical, error_response
+from balancer.gateway.refusals import error_response
 from balancer.metrics import Metrics
 from balancer.service import RouterService
 
 log = logging.getLogger(__name__)
 
 
-def build_app(service: RouterService) -> web.Application:
+def build_app(service: RouterService, metrics: Metrics) -> web.Application:
     """The application round a service that has been, or will be, started by the caller."""
-    metrics = Metrics(service)
-    proxy = Proxy(service, metrics)
     control = _Control(service, metrics)
     app = web.Application(client_max_size=service.settings.server.max_body_bytes, middlewares=[_translate_errors])
-    for path in openai.PATHS:
-        app.router.add_post(path, proxy.handle)
-        app.router.add_post(path + "/", proxy.handle)
     app.router.add_get("/health", control.health)
     app.router.add_get("/ping", control.health)
     app.router.add_get("/ready", control.ready)
@@ -52,9 +45,8 @@ async def _translate_errors(request: web.Request, handler: Any) -> web.StreamRes
     except RequestError as error:
         return error_response(error)
     except web.HTTPNotFound:
-        asked = canonical(request.path) or request.method  # CONNECT has no path
         return error_response(
-            UnknownPath(f"there is no {asked} here; the paths that are forwarded are listed in docs/api.md")
+            UnknownPath(f"there is no {request.path} here; the paths that are forwarded are listed in docs/api.md")
         )
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))

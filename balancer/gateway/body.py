@@ -32,26 +32,33 @@ _RAW: Final = -zlib.MAX_WBITS
 
 
 async def read(request: web.Request, limit: int) -> bytes:
-    """The body, unpacked, of at most ``limit`` bytes before and after.
+    """The body of a request to the control plane, unpacked, of at most ``limit`` bytes before and after.
 
     Raises:
         BodyTooLarge: it is longer; the rest has not been read.
         UnknownEncoding: it is packed in a way that is not known here.
         BadRequest: it ends too early, or is not packed as it says.
     """
-    encoding = request.headers.get("Content-Encoding", "").strip().lower()
-    if encoding not in {"", "identity", "gzip", "x-gzip", "deflate"}:
-        raise UnknownEncoding(f"Content-Encoding: {encoding[:40]!r} is not read here; send gzip, deflate or none")
-    if (request.content_length or 0) > limit:
-        raise _too_large(limit)
     try:
         body = await request.read()
     except web.HTTPRequestEntityTooLarge:
         raise _too_large(limit) from None
     except (web.RequestPayloadError, HttpProcessingError) as error:
         raise BadRequest("the body cannot be read: it is cut short, or not framed as its headers say") from error
+    return await unpacked(body, request.headers.get("Content-Encoding", ""), limit)
+
+
+async def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
+    """What a body holds that came with this ``Content-Encoding``.
+
+    Raises:
+        BodyTooLarge, UnknownEncoding, BadRequest: as ``read``.
+    """
+    encoding = encoding.strip().lower()
     if encoding in {"", "identity"}:
         return body
+    if encoding not in {"gzip", "x-gzip", "deflate"}:
+        raise UnknownEncoding(f"Content-Encoding: {encoding[:40]!r} is not read here; send gzip, deflate or none")
     if len(body) <= _SMALL:
         return unpack(body, limit)
     return await asyncio.get_running_loop().run_in_executor(_threads, unpack, body, limit)

@@ -56,7 +56,7 @@ class _Debug:
             raise BadRequest(f"path: {path[:80]!r} is not forwarded; give one of docs/api.md", param="path")
         service = self._service
         body = await read(request, service.settings.server.max_body_bytes)
-        content_type, questions = request.headers.get("Content-Type", ""), headers.for_questions(request.headers)
+        content_type, questions = request.headers.get("Content-Type", ""), headers.for_questions(request.raw_headers)
         wanted = (await read_request(service, path, content_type, body, questions)).request
         decision = service.consider(wanted)
         router, now = service.router, time.monotonic()
@@ -64,7 +64,7 @@ class _Debug:
             explain(
                 decision,
                 router.policy,
-                request_id=headers.request_id(request.headers),
+                request_id=headers.request_id(request.raw_headers),
                 time=time.time(),
                 path=path,
                 model=wanted.model,

@@ -5,30 +5,24 @@ replica is tried only while no byte of an answer has come; after that the answer
 """
 
 import asyncio
-import contextlib
 import logging
 
-import aiohttp
 import msgspec
-from aiohttp import web
-from yarl import URL
 
-from balancer import openai
-from balancer.core import Decision, Outcome, RouteRequest, Truth
+from balancer.core import Decision, Outcome, RouteRequest
 from balancer.decisions import Origin
-from balancer.errors import (
-    NoReplica,
-    RequestError,
-    UpstreamFailed,
-    UpstreamTimeout,
-)
+from balancer.errors import NoReplica, RequestError, UpstreamFailed, UpstreamTimeout
 from balancer.gateway import headers
-from balancer.gateway.body import read
-from balancer.gateway.reading import read_request
+from balancer.gateway.body import unpacked
+from balancer.gateway.passing import Passing
+from balancer.gateway.reading import Asked, read_request
+from balancer.gateway.refusals import refuse
+from balancer.http.client import HttpClient
+from balancer.http.exchange import ExchangeFailed, Limits, NotConnected, TimedOut
+from balancer.http.messages import Outgoing, Request
+from balancer.http.reply import Reply
 from balancer.metrics import Metrics
 from balancer.service import RouterService
-from balancer.sse import BodyWatch, StreamWatch
-from balancer.upstream import payload
 from indexer.index import ReplicaId
 
 log = logging.getLogger(__name__)
@@ -37,46 +31,47 @@ log = logging.getLogger(__name__)
 class Proxy:
     """Forwards inference requests. Holds no state of its own between them."""
 
-    def __init__(self, service: RouterService, metrics: Metrics) -> None:
+    def __init__(self, service: RouterService, metrics: Metrics, client: HttpClient) -> None:
         self._service = service
         self._metrics = metrics
+        self._client = client
         self._settings = service.settings
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        """The handler of every path in ``openai.PATHS``."""
-        path = canonical(request.path)
+    async def handle(self, request: Request, path: str, reply: Reply) -> None:
+        """Answer a request to ``path``, one of ``openai.PATHS``."""
         started = asyncio.get_running_loop().time()
         request_id = headers.request_id(request.headers)
         try:
-            body = await read(request, self._settings.server.max_body_bytes)
-            content_type, questions = request.headers.get("Content-Type", ""), headers.for_questions(request.headers)
-            asked = await read_request(self._service, path, content_type, body, questions)
-            origin = Origin(request_id, path, asked.salt)
-            response = await self._forward(request, origin, asked.request, asked.body, started)
+            asked = await self._read(request, path)
+            await self._forward(_Asking(request, asked, Origin(request_id, path, asked.salt), started), reply)
         except RequestError as error:
             self._metrics.refused(path, error)
-            refused = error_response(error)
-            headers.named(refused.headers, request_id)
-            return refused
-        return response
+            reply.send(refuse(error, (headers.REQUEST_ID.decode(), request_id)))
 
-    async def _forward(
-        self, request: web.Request, origin: Origin, wanted: RouteRequest, body: bytes, started: float
-    ) -> web.StreamResponse:
+    async def _read(self, request: Request, path: str) -> Asked:
+        fields = request.headers
+        encoding, content_type = headers.text(fields, b"content-encoding"), headers.text(fields, b"content-type")
+        body = await unpacked(request.body, encoding, self._settings.server.max_body_bytes)
+        return await read_request(self._service, path, content_type, body, headers.for_questions(fields))
+
+    async def _forward(self, asking: "_Asking", reply: Reply) -> None:
+        wanted = asking.asked.request
         failure: RequestError | None = None
         for _ in range(self._settings.upstream.attempts):
             try:
-                decision = await self._service.route(wanted, origin)
+                decision = await self._service.route(wanted, asking.origin)
             except NoReplica:
                 if failure is None:
                     raise
                 break
-            attempt = _Attempt(self._service, self._metrics, decision, wanted.model, origin)
+            attempt = _Attempt(self._service, self._metrics, self._client, decision, asking)
             try:
-                return await attempt.run(request, body, started)
+                await attempt.run(reply)
             except _Unreachable as error:
                 failure = UpstreamFailed(f"replica {decision.replica.id} cannot be reached: {error}", retry_after=2)
                 wanted = msgspec.structs.replace(wanted, excluded=wanted.excluded | self._siblings(decision))
+            else:
+                return
         assert failure is not None
         raise failure
 
@@ -87,138 +82,97 @@ class Proxy:
         )
 
 
+class _Asking(msgspec.Struct, frozen=True):
+    """One request, and what is made of it; ``started`` is the loop's time when it came."""
+
+    request: Request
+    asked: Asked
+    origin: Origin
+    started: float
+
+    @property
+    def wanted(self) -> RouteRequest:
+        return self.asked.request
+
+
 class _Unreachable(Exception):
     """No byte of an answer came: another replica may be tried."""
-
-
-class _BrokenOff(Exception):
-    """An answer ended before its end."""
 
 
 class _Attempt:
     """One request at one replica, from its lease to its release."""
 
     def __init__(
-        self, service: RouterService, metrics: Metrics, decision: Decision, model: str, origin: Origin
+        self, service: RouterService, metrics: Metrics, client: HttpClient, decision: Decision, asking: _Asking
     ) -> None:
         self._service = service
         self._metrics = metrics
+        self._client = client
         self._decision = decision
-        self._model = model
-        self._path = origin.path
-        self._request_id = origin.request_id
+        self._asking = asking
         self._outcome = Outcome.ERROR
-        self._truth: Truth | None = None
 
-    async def run(self, request: web.Request, body: bytes, started: float) -> web.StreamResponse:
+    async def run(self, reply: Reply) -> None:
+        """Give the replica's answer to the client.
+
+        Raises:
+            _Unreachable: there is none, and nothing has been given.
+            UpstreamTimeout: it has not come in time, and nothing has been given.
+        """
+        expose = self._service.settings.server.expose_decisions
+        passing = Passing(reply, self._decision, self._asking.origin, self._computed, expose=expose)
         try:
-            return await self._exchange(request, body, started)
+            await self._exchange(passing)
         except asyncio.CancelledError:
             self._outcome = Outcome.CANCELLED
             raise
         finally:
-            self._metrics.finished(self._model, self._path, self._decision, self._outcome)
-            await self._service.release(self._decision.lease, self._outcome, self._truth)
+            origin = self._asking.origin
+            self._metrics.finished(self._asking.wanted.model, origin.path, self._decision, self._outcome)
+            await self._service.release(self._decision.lease, self._outcome, passing.truth)
 
-    async def _exchange(self, request: web.Request, body: bytes, started: float) -> web.StreamResponse:
-        query = request.rel_url.raw_query_string
-        url = URL(self._decision.replica.endpoint + self._path + (f"?{query}" if query else ""), encoded=True)
-        try:
-            upstream = await self._service.session.post(
-                url,
-                data=payload(body),
-                headers=headers.named(headers.to_replica(request.headers, self._decision), self._request_id),
-                allow_redirects=False,
-            )
-        except aiohttp.SocketTimeoutError as error:
-            if isinstance(error, aiohttp.ConnectionTimeoutError):
-                raise self._unreachable(error) from error
-            seconds = self._service.settings.upstream.read_timeout_seconds
-            raise UpstreamTimeout(f"replica {self._decision.replica.id} sent nothing for {seconds:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._unreachable(error) from error
-        try:
-            return await self._relay(request, upstream, started)
-        finally:
-            # Closed, not returned to the pool, unless it was read to its end: the engine notices, and stops computing.
-            upstream.close() if not upstream.content.at_eof() else upstream.release()
-
-    def _unreachable(self, error: Exception) -> _Unreachable:
-        self._outcome = Outcome.UNREACHABLE
-        endpoint = self._decision.replica.endpoint
-        if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-            self._service.unreachable(endpoint)
-        else:  # somebody is there, and did not answer this request; whether it answers others is for a probe to say
-            self._service.broke_off(endpoint)
-        return _Unreachable(str(error) or type(error).__name__)
-
-    async def _relay(
-        self, request: web.Request, upstream: aiohttp.ClientResponse, started: float
-    ) -> web.StreamResponse:
-        expose = self._service.settings.server.expose_decisions
-        response = web.StreamResponse(
-            status=upstream.status,
-            reason=upstream.reason,
-            headers=headers.named(headers.to_client(upstream.headers, self._decision, expose=expose), self._request_id),
+    async def _exchange(self, passing: Passing) -> None:
+        replica, origin, upstream = self._decision.replica, self._asking.origin, self._service.settings.upstream
+        query = self._asking.request.query
+        outgoing = Outgoing(
+            b"POST",
+            (f"{origin.path}?{query}" if query else origin.path).encode("latin-1"),
+            headers.to_replica(self._asking.request.headers, self._decision, origin.request_id),
+            self._asking.asked.body,
         )
-        is_stream = upstream.content_type == "text/event-stream"
-        watch = StreamWatch() if is_stream else BodyWatch()
-        has_started = False
+        limits = Limits(
+            connect=upstream.connect_timeout_seconds,
+            first_byte=upstream.read_timeout_seconds,
+            idle=upstream.read_timeout_seconds,
+        )
         try:
-            await response.prepare(request)
-            while chunk := await _next_chunk(upstream):
-                watch.feed(chunk)
-                if watch.has_output and not has_started:
-                    has_started = True
-                    await self._service.started(self._decision.lease)
-                    self._metrics.first_byte(self._model, asyncio.get_running_loop().time() - started)
-                await response.write(chunk)
-            await response.write_eof()
-        except _BrokenOff as error:
-            await self._broken_off(request, response, error, is_stream=is_stream)
-            return response
-        except ConnectionResetError:
-            self._outcome = Outcome.CANCELLED  # the client went away between two chunks
-            return response
-        self._truth = watch.truth()
-        is_whole = watch.is_done and not watch.has_failed
-        self._outcome = Outcome.OK if upstream.status < 400 and is_whole else Outcome.ERROR
-        return response
+            await self._client.exchange(replica.endpoint, outgoing, passing, limits)
+        except NotConnected as error:
+            self._service.unreachable(replica.endpoint)
+            raise self._unreachable(error) from error
+        except ExchangeFailed as error:
+            if passing.reply.has_begun:
+                self._broken_off(passing, error)
+            elif isinstance(error, TimedOut):
+                raise UpstreamTimeout(f"replica {replica.id} sent nothing for {error.seconds:g} s") from error
+            else:  # somebody is there, and did not answer this request; whether it answers others is for a probe to say
+                self._service.broke_off(replica.endpoint)
+                raise self._unreachable(error) from error
+        else:
+            self._outcome = Outcome.OK if passing.is_good else Outcome.ERROR
 
-    async def _broken_off(
-        self, request: web.Request, response: web.StreamResponse, error: Exception, *, is_stream: bool
-    ) -> None:
-        """The replica broke off in the middle: the client must not take what it has for the whole."""
-        log.warning("%s: broke off in the middle of an answer: %s", self._decision.replica.id, error)
-        self._service.broke_off(self._decision.replica.endpoint)
-        if is_stream:
-            told = UpstreamFailed(f"replica {self._decision.replica.id} broke off in the middle of the answer")
-            with contextlib.suppress(ConnectionResetError):
-                await response.write(b"\n\ndata: " + openai.error_body(told) + b"\n\n")
-        if request.transport is not None:
-            request.transport.close()
+    def _unreachable(self, error: ExchangeFailed) -> _Unreachable:
+        self._outcome = Outcome.UNREACHABLE
+        return _Unreachable(str(error))
 
+    def _broken_off(self, passing: Passing, error: ExchangeFailed) -> None:
+        replica = self._decision.replica
+        log.warning("%s: broke off in the middle of an answer: %s", replica.id, error)
+        self._service.broke_off(replica.endpoint)
+        passing.break_off(UpstreamFailed(f"replica {replica.id} broke off in the middle of the answer"))
 
-async def _next_chunk(upstream: aiohttp.ClientResponse) -> bytes:
-    """What has come of the answer; empty at its end.
-
-    Raises:
-        _BrokenOff: the replica, or the connection to it. An error of the client's connection is never taken for that.
-    """
-    try:
-        return await upstream.content.readany()
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise _BrokenOff(repr(error)) from error
-
-
-def canonical(path: str) -> str:
-    """One trailing slash makes no other path."""
-    return path[:-1] if len(path) > 1 and path.endswith("/") else path
-
-
-def error_response(error: RequestError) -> web.Response:
-    """The error as an OpenAI client expects it."""
-    extra = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-    return web.Response(
-        status=error.status, body=openai.error_body(error), content_type="application/json", headers=extra
-    )
+    def _computed(self) -> None:
+        """The replica has computed the prompt."""
+        self._service.started(self._decision.lease)
+        elapsed = asyncio.get_running_loop().time() - self._asking.started
+        self._metrics.first_byte(self._asking.wanted.model, elapsed)

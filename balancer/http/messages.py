@@ -1,31 +1,36 @@
-"""Requests and responses, as handlers see them.
+"""Requests and answers, as those who handle them see them.
 
-Knows names, values and the bytes of a response's head. Never knows connections or order.
+Knows names, values and bodies. Never knows connections, framing or order.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from http import HTTPStatus
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
+from balancer.http.fields import Fields, first
+
 
 class Request(msgspec.Struct, frozen=True):
-    """One request, read whole. Header names are lower case; ``path`` is as it came, without its query."""
+    """One request, read whole. ``path`` is as it came, without its query; empty where there is none (CONNECT)."""
 
     method: str
     path: str
     query: str = ""
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+    headers: Fields = ()
     body: bytes = b""
+    version: str = "1.1"
+    keeps_alive: bool = True
+    """Whether the client may send another one by the same connection."""
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of this name (given in lower case)."""
-        return next((value for known, value in self.headers if known == name), None)
+        return first(self.headers, name)
 
 
 class Response(msgspec.Struct, frozen=True):
-    """One answer: its body whole, or in pieces as they are made. Pieces go out chunked."""
+    """One answer of our own: its body whole, or in pieces as they are made."""
 
     body: bytes | AsyncIterator[bytes] = b""
     status: int = 200
@@ -33,21 +38,31 @@ class Response(msgspec.Struct, frozen=True):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-Handler: TypeAlias = Callable[[Request], Response | Awaitable[Response]]
-Routes: TypeAlias = dict[str, dict[str, Handler]]
-"""Path -> method -> handler. A path is matched as a whole."""
+class Head(msgspec.Struct, frozen=True):
+    """The head of somebody else's answer. ``length`` is that of the body in bytes; None where only its end will tell."""
 
-STATUS_LINE: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+    status: int
+    reason: bytes
+    headers: Fields
+    length: int | None
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first header of this name (given in lower case)."""
+        return first(self.headers, name)
 
 
-def head(response: Response, *, keeps_alive: bool) -> bytes:
-    """Status line and headers, with the empty line behind them."""
-    length = (
-        f"content-length: {len(response.body)}\r\n"
-        if isinstance(response.body, bytes)
-        else "transfer-encoding: chunked\r\n"
-    )
-    lines = "".join(f"{name}: {value}\r\n" for name, value in response.headers)
-    end = "" if keeps_alive else "connection: close\r\n"
-    text = f"content-type: {response.content_type}\r\n{length}{lines}{end}\r\n"
-    return STATUS_LINE[response.status] + text.encode("latin-1")
+class Outgoing(msgspec.Struct, frozen=True):
+    """A request to somebody else. ``target`` has path and query, ``lines`` the headers but those of connection and framing."""
+
+    method: bytes
+    target: bytes
+    lines: bytes = b""
+    body: bytes = b""
+
+
+REASONS: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
+
+
+def has_no_body(status: int) -> bool:
+    """Whether an answer of this status has none, whatever its head says (RFC 9110, section 6.4.1)."""
+    return status < 200 or status in {204, 304}

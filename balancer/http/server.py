@@ -1,35 +1,37 @@
-"""A small HTTP/1.1 server for paths that must cost little: an asyncio protocol round a C parser.
+"""An HTTP/1.1 server of little cost: an asyncio protocol round a C parser.
 
-Knows connections, the order of answers, time limits and the size of bodies. Never knows what a path means: handlers get a whole
-``Request`` and return a ``Response``, at once or as an awaitable. Requests of one connection are answered one after the other,
-in their order. A handler's ``RequestError`` becomes the answer that ``refuse`` makes of it.
+Knows connections, the order of answers, and for how long a client may do nothing. Never knows what a request means: an ``App``
+gets each one whole, with the ``Reply`` to write its answer to, and answers at once or as a coroutine. Requests of one
+connection are answered one after the other, in their order. A ``RequestError`` becomes the answer that ``refuse`` makes of it.
+A client that goes away cancels its coroutine.
 """
 
 import asyncio
 import contextlib
 import logging
+import math
 import socket
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final, TypeAlias
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeAlias
 
 import msgspec
-from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from balancer.errors import BadRequest, BodyTooLarge, RequestError, UnknownPath
-from balancer.http.messages import Request, Response, Routes, head
+from balancer.errors import RequestError
+from balancer.http.messages import Request, Response
+from balancer.http.parsing import RequestReader
+from balancer.http.reply import Reply
 
 log = logging.getLogger(__name__)
 
-MAX_HEAD_BYTES: Final = 64 * 1024
-"""Longest request line with its headers."""
-
 MAX_WAITING: Final = 2
-"""Requests of one connection that are read before it has its turn again: the one under way and the next."""
+"""Requests of one connection that are read before the first of them has its answer."""
 
+LINGER_SECONDS: Final = 2.0
+"""How long a client that is refused in the middle of its body is listened to, so that it reads why: a connection that is closed
+with bytes unread is reset, and a reset takes back what was sent."""
 
-Served: TypeAlias = Counter[tuple[str, int]]
-"""Requests answered, by path and status; a path that is not there is ``other``."""
+App: TypeAlias = Callable[[Request, Reply], Coroutine[Any, Any, None] | None]
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
@@ -37,31 +39,29 @@ class ServerLimits(msgspec.Struct, frozen=True):
 
     max_body_bytes: int = 64 * 1024 * 1024
     idle_seconds: float = 75.0
-    """How long a connection may do nothing."""
+    """How long a connection may do nothing, and for how long a client may not read its answer."""
     read_seconds: float = 60.0
-    """How long a request may take to come."""
+    """How long a request may take to come; a long body gets more, at ``min_bytes_per_second``."""
+    min_bytes_per_second: int = 16 * 1024
 
 
 class HttpServer:
-    """Serves ``routes`` on a listening socket. ``start`` it in a running loop; ``stop`` closes every connection."""
+    """Serves ``app`` on listening sockets. ``start`` it in a running loop; ``stop`` closes every connection."""
 
     def __init__(
-        self,
-        routes: Routes,
-        refuse: Callable[[RequestError], Response],
-        limits: ServerLimits | None = None,
-        served: Served | None = None,
+        self, app: App, refuse: Callable[[RequestError], Response], limits: ServerLimits | None = None
     ) -> None:
-        self.routes = routes
-        self.served: Served = Counter() if served is None else served
+        self.app = app
         self.refuse = refuse
         self.limits = limits or ServerLimits()
         self.connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
         self._is_empty = asyncio.Event()
 
     async def start(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
+        self._sweeper = loop.create_task(self._sweep(loop))
         self._server = await loop.create_server(lambda: Connection(self, loop), sock=listener, backlog=4096)
 
     async def stop(self, grace: float = 10.0) -> None:
@@ -76,267 +76,217 @@ class HttpServer:
         for connection in list(self.connections):
             connection.abort()
         await self._wait_empty()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
 
     async def _wait_empty(self) -> None:
         while self.connections:
             self._is_empty.clear()
             await self._is_empty.wait()
 
-    def opened(self, connection: "Connection") -> None:
-        self.connections.add(connection)
+    async def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One look at all connections now and then costs less than a timer for each request."""
+        pause = min(1.0, self.limits.idle_seconds / 4, self.limits.read_seconds / 4)
+        while True:
+            await asyncio.sleep(pause)
+            now = loop.time()
+            for connection in list(self.connections):
+                if now >= connection.due():
+                    connection.expire()
 
     def closed(self, connection: "Connection") -> None:
         self.connections.discard(connection)
         if not self.connections:
             self._is_empty.set()
 
-    def respond(self, request: Request) -> Response | Awaitable[Response]:
-        """The handler's answer, or the refusal of a path or a method that is not there.
-
-        Raises:
-            UnknownPath: nothing is served there.
-        """
-        methods = self.routes.get(request.path)
-        if methods is None:
-            raise UnknownPath(f"there is no {request.path} here")
-        handler = methods.get(request.method) or (methods.get("GET") if request.method == "HEAD" else None)
-        if handler is None:
-            allowed = ", ".join(sorted(methods))
-            refused = self.refuse(UnknownPath(f"{request.method} {request.path} is not served; use {allowed}"))
-            return msgspec.structs.replace(refused, status=405, headers=(("allow", allowed),))
-        return handler(request)
-
 
 class Connection(asyncio.Protocol):
-    """One client's connection. Everything but the handlers' awaitables happens in the transport's callbacks."""
+    """One client's connection."""
 
     def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
         self._loop = loop
-        self._parser = HttpRequestParser(self)
-        self._transport: asyncio.Transport
-        self._waiting: deque[tuple[Request, bool]] = deque()
-        self._task: asyncio.Task[None] | None = None  # answers the first of them
-        self._timer: asyncio.TimerHandle | None = None
-        self._deadline = 0.0
-        self._is_finishing = False
-        self._is_closed = False
-        self._writable = asyncio.Event()
-        self._writable.set()
-        self._begin()
-
-    def _begin(self) -> None:
-        """The next request is to come."""
-        self._url = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._body: list[bytes] = []
-        self._head_bytes = 0
-        self._body_bytes = 0
-        self._has_begun = False
+        self._reader = RequestReader(server.limits.max_body_bytes)
+        self.transport: asyncio.Transport
+        self._waiting: deque[Request] = deque()
+        self._refusal: RequestError | None = None  # of what came behind them
+        self._reply: Reply | None = None  # to the request under way
+        self._task: asyncio.Task[None] | None = None  # which answers it
+        self._since = loop.time()  # when what is waited for began: see due
+        self.is_stalled = False
+        self._stalled_since = 0.0
+        self._writable: asyncio.Event | None = None
+        self._running = 0  # coroutines that have not ended, the one of an answer that is written included
+        self._is_lingering = False
+        self.is_finishing = False
+        self.is_closed = False
 
     # The transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]  # uvloop's are of no class of asyncio's
-        self._server.opened(self)
-        self._set_deadline(self._server.limits.idle_seconds)
+        self.transport = transport  # type: ignore[assignment]  # uvloop's are of no class of asyncio's
+        self._server.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_closed = True
-        self._server.closed(self)
+        self.is_closed = True
         self._waiting.clear()
-        self._writable.set()
-        if self._timer is not None:
-            self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
+        if self._writable is not None:
+            self._writable.set()
+        if not self._running:
+            self._server.closed(self)
 
     def data_received(self, data: bytes) -> None:
+        reader = self._reader
+        had_begun = reader.has_begun
         try:
-            self._parser.feed_data(data)
-        except HttpParserUpgrade:
-            self.finish()  # it was answered as the plain request that it also is; what follows would be another protocol
-        except HttpParserError as error:
-            told = error.__context__
-            if isinstance(told, RequestError):  # raised by a callback below
-                self._refuse_and_close(told)
-            else:
-                self._refuse_and_close(BadRequest(f"not HTTP: {error}"))
+            reader.feed(data)
+        except RequestError as error:
+            self._refusal = error
+        if reader.ready:
+            self._waiting.extend(reader.ready)
+            reader.ready.clear()
+        if self._reply is None:
+            if reader.has_begun and not had_begun:
+                self._since = self._loop.time()
+            self._answer_waiting()
+        elif len(self._waiting) >= MAX_WAITING:
+            self.transport.pause_reading()
 
     def eof_received(self) -> bool:
-        return self._is_busy  # a client that has said all it wants to may still read
+        return False
 
     def pause_writing(self) -> None:
-        self._writable.clear()
+        self._stalled_since = self._loop.time()
+        self.is_stalled = True
+        if self._writable is not None:
+            self._writable.clear()
+        if self._reply is not None:
+            self._reply.stalled()
 
     def resume_writing(self) -> None:
-        self._writable.set()
-
-    # The parser's side
-
-    def on_message_begin(self) -> None:
-        self._has_begun = True
-        self._set_deadline(self._server.limits.read_seconds)
-
-    def on_url(self, part: bytes) -> None:
-        self._url += part
-        self._count_head(len(part))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
-        self._count_head(len(name) + len(value) + len(": \r\n"))
-
-    def _count_head(self, count: int) -> None:
-        self._head_bytes += count
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise BadRequest(f"the request's head is too long; {MAX_HEAD_BYTES} bytes are the most")
-
-    def on_headers_complete(self) -> None:
-        for name, value in self._headers:
-            if name == b"content-length" and int(value) > self._server.limits.max_body_bytes:
-                raise self._too_large()
-            if name == b"expect" and value.lower() == b"100-continue":
-                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def on_body(self, part: bytes) -> None:
-        self._body_bytes += len(part)
-        if self._body_bytes > self._server.limits.max_body_bytes:
-            raise self._too_large()
-        self._body.append(part)
-
-    def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"the body is longer than {self._server.limits.max_body_bytes} bytes")
-
-    def on_message_complete(self) -> None:
-        path, _, query = self._url.partition(b"?")
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        request = Request(
-            method=self._parser.get_method().decode("latin-1"),
-            path=path.decode("latin-1"),
-            query=query.decode("latin-1"),
-            headers=tuple(self._headers),
-            body=body,
-        )
-        keeps_alive = self._parser.should_keep_alive() and not self._is_finishing
-        self._begin()
-        self._waiting.append((request, keeps_alive))
-        if len(self._waiting) >= MAX_WAITING:
-            self._transport.pause_reading()
-        if self._task is None and len(self._waiting) == 1:
-            self._answer_waiting()
+        self.is_stalled = False
+        if self._writable is not None:
+            self._writable.set()
+        if self._reply is not None:
+            self._reply.flows()
 
     # Answers
 
-    @property
-    def _is_busy(self) -> bool:
-        return self._task is not None or bool(self._waiting)
-
     def _answer_waiting(self) -> None:
         """Answer in order until one takes its time."""
-        while self._waiting and not self._is_closed:
-            request, keeps_alive = self._waiting[0]
-            response = self._respond(request)
-            if not isinstance(response, Response) or not isinstance(response.body, bytes):
-                self._task = self._loop.create_task(self._answer_later(request, response, keeps_alive))
-                return
-            self._write(request, response, keeps_alive)
-            self._done(keeps_alive)
+        while self._waiting and self._reply is None and not self.is_closed:
+            self._answer(self._waiting.popleft())
+        if self._reply is not None or self.is_closed:
+            return
+        if self._refusal is not None:
+            self._refuse_and_linger(self._refusal)
+        elif self._reader.waits_for_leave:
+            self._reader.waits_for_leave = False
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _respond(self, request: Request) -> Response | Awaitable[Response]:
+    def _answer(self, request: Request) -> None:
+        self._reply = reply = Reply(self, request)
         try:
-            return self._server.respond(request)
+            coming = self._server.app(request, reply)
         except Exception as error:
-            return self._refused(request, error)
+            self._failed(reply, error)
+            return
+        if coming is not None:
+            self._running += 1
+            self._task = self._loop.create_task(self._run(coming, reply))
 
-    def _refused(self, request: Request, error: Exception) -> Response:
-        if isinstance(error, RequestError):
-            return self._server.refuse(error)
-        log.error("%s %r failed", request.method, request.path, exc_info=error)
-        return self._server.refuse(RequestError("kvlb itself has failed; its log says where"))
-
-    async def _answer_later(self, request: Request, coming: Response | Awaitable[Response], keeps_alive: bool) -> None:
-        if isinstance(coming, Response):
-            response = coming
-        else:
-            try:
-                response = await coming
-            except Exception as error:
-                response = self._refused(request, error)
+    async def _run(self, coming: Coroutine[Any, Any, None], reply: Reply) -> None:
         try:
-            self._write(request, response, keeps_alive)
-            if not isinstance(response.body, bytes) and request.method != "HEAD":
-                await self._stream(response.body)
-        except TimeoutError:
-            self.abort()
-            return
-        except Exception:
-            log.exception("%s %r failed in the middle of its answer", request.method, request.path)
-            self.abort()
-            return
-        self._task = None
-        self._done(keeps_alive)
-        self._answer_waiting()
+            await coming
+            if not reply.has_ended and not self.is_closed:
+                reply.break_off()
+        except Exception as error:
+            self._failed(reply, error)
+        finally:
+            self._running -= 1
+            if self.is_closed and not self._running:
+                self._server.closed(self)
 
-    def _write(self, request: Request, response: Response, keeps_alive: bool) -> None:
-        start = head(response, keeps_alive=keeps_alive)
-        self._server.served[request.path if request.path in self._server.routes else "other", response.status] += 1
-        has_body = isinstance(response.body, bytes) and request.method != "HEAD"
-        self._transport.write(start + response.body if has_body else start)  # type: ignore[operator]
+    def _failed(self, reply: Reply, error: Exception) -> None:
+        request = reply.request
+        told = error
+        if not isinstance(told, RequestError):
+            log.error("%s %r failed", request.method, request.path, exc_info=error)
+            told = RequestError("kvlb itself has failed; its log says where")
+        if reply.has_begun or self.is_closed:
+            reply.break_off()
+        else:
+            reply.send(self._server.refuse(told))
 
-    async def _stream(self, pieces: AsyncIterator[bytes]) -> None:
-        async for piece in pieces:
-            if piece:
-                self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-                async with asyncio.timeout(self._server.limits.idle_seconds):  # a client that does not read
-                    await self._writable.wait()
-        self._transport.write(b"0\r\n\r\n")
-
-    def _done(self, keeps_alive: bool) -> None:
-        self._waiting.popleft()
-        if not keeps_alive or (self._is_finishing and not self._waiting):
+    def replied(self, reply: Reply) -> None:
+        """The answer under way has been written to its end; the next request has its turn."""
+        is_inside = self._task is None  # then ``_answer_waiting`` goes on by itself
+        self._reply = self._task = None
+        if not reply.keeps_alive or (self.is_finishing and not self._waiting):
             self._waiting.clear()
-            self._transport.close()
+            self._close()
             return
-        if not self._transport.is_reading() and not self._transport.is_closing():
-            self._transport.resume_reading()
-        limits = self._server.limits
-        self._set_deadline(limits.read_seconds if self._has_begun else limits.idle_seconds)
+        if not self.transport.is_reading():
+            self.transport.resume_reading()
+        self._since = self._loop.time()
+        if not is_inside:
+            self._answer_waiting()
 
-    def _refuse_and_close(self, error: RequestError) -> None:
-        """What comes after this cannot be read any more; answers that are due go out first."""
-        if self._is_busy:
-            self.abort()
-        if self._transport.is_closing():
+    def _refuse_and_linger(self, error: RequestError) -> None:
+        if not self._is_lingering:
+            self._is_lingering = True
+            Reply(self, Request(method="", path="", keeps_alive=False)).send(self._server.refuse(error))
+
+    def _close(self) -> None:
+        if self._is_lingering and self.transport.can_write_eof():
+            self._since = self._loop.time()
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+    async def drained(self) -> None:
+        """Return once what was written is on its way, or the client has gone.
+
+        Raises:
+            TimeoutError: it does not read.
+        """
+        if not self.is_stalled or self.is_closed:
             return
-        response = self._server.refuse(error)
-        assert isinstance(response.body, bytes)
-        self._transport.write(head(response, keeps_alive=False) + response.body)
-        self._transport.close()
+        if self._writable is None:
+            self._writable = asyncio.Event()
+        async with asyncio.timeout(self._server.limits.idle_seconds):
+            await self._writable.wait()
 
     # Time
 
-    def _set_deadline(self, seconds: float) -> None:
-        """One timer, which looks at the deadline when it rings: moving it with every request would cost more."""
-        self._deadline = self._loop.time() + seconds
-        if self._timer is None or self._timer.when() > self._deadline:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_at(self._deadline, self._ring)
+    def due(self) -> float:
+        """When this connection has to be given up, on the loop's clock, as things are now."""
+        limits = self._server.limits
+        if self._is_lingering:
+            return self._since + LINGER_SECONDS
+        if self.is_stalled:
+            return self._stalled_since + limits.idle_seconds
+        if self._reply is not None:
+            return math.inf  # the time is ours, not the client's
+        if self._reader.has_begun:
+            return self._since + limits.read_seconds + self._reader.body_bytes / limits.min_bytes_per_second
+        return self._since + limits.idle_seconds
 
-    def _ring(self) -> None:
-        self._timer = None
-        if self._task is not None:  # the time is ours, not the client's
-            self._set_deadline(self._server.limits.idle_seconds)
-        elif self._loop.time() >= self._deadline:
-            self._transport.close()
+    def expire(self) -> None:
+        """It was due."""
+        if self.is_stalled:
+            self.transport.abort()
         else:
-            self._timer = self._loop.call_at(self._deadline, self._ring)
+            self.transport.close()
 
     def finish(self) -> None:
         """No further request is taken; an answer under way ends first."""
-        self._is_finishing = True
-        if not self._is_busy:
-            self._transport.close()
+        self.is_finishing = True
+        if self._reply is None and not self._waiting:
+            self.transport.close()
 
     def abort(self) -> None:
-        self._transport.abort()
+        self.transport.abort()

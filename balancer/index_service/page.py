@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from balancer.http.server import Served
+from balancer.http.routes import Served
 from balancer.index_metrics import IndexCollector
 from balancer.index_service.service import IndexService
 from balancer.index_service.workers import Status

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from balancer.errors import RequestError
-from balancer.http.messages import Request, Response, Routes
-from balancer.http.server import Served
+from balancer.http.messages import Request, Response
+from balancer.http.routes import Routes, Served
 from balancer.index_service import bodies
 from balancer.index_service.page import MetricsPage
 from balancer.index_service.service import IndexService

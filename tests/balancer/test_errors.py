@@ -15,6 +15,7 @@ STATUS = {
     "Conflict": 409,
     "BodyTooLarge": 413,
     "UnknownEncoding": 415,
+    "HeadTooLarge": 431,
     "UpstreamFailed": 502,
     "NoReplica": 503,
     "UpstreamTimeout": 504,

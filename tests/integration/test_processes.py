@@ -140,7 +140,7 @@ def test_an_engine_and_a_gateway_serve_and_end() -> None:
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
         assert headers["x-kvlb-cached-tokens"] == "64"
 
-        # Bytes that are no HTTP are a line in the log, not a traceback.
+        # Bytes that are no HTTP are told to who sent them, and to nobody else: anyone could fill the log.
         for wrong in (b"POST / HTTP/1.1\r\nno header\r\n\r\n", b"GET /a?x=%d y HTTP/1.1\r\n\r\n"):
             with socket.create_connection(("127.0.0.1", gateway)) as raw:
                 raw.sendall(wrong)
@@ -148,7 +148,7 @@ def test_an_engine_and_a_gateway_serve_and_end() -> None:
 
         code, told = stopped(front)
         assert (code, "Traceback" in told) == (0, False), told
-        assert told.count("WARNING Error handling request from 127.0.0.1: ") == 2, told
+        assert "WARNING" not in told, told
         code, told = stopped(behind)
         assert (code, "Traceback" in told) == (0, False), told
 

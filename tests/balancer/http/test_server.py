@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from balancer.errors import BadRequest, RequestError
-from balancer.http.messages import Request, Response, Routes
+from balancer.http.messages import Request, Response
+from balancer.http.routes import Routes, RouteTable, Served
 from balancer.http.server import HttpServer, ServerLimits
 from tests.support.gateways import get, post, split
 from tests.support.waiting import eventually, run
@@ -29,11 +30,12 @@ def refuse(error: RequestError) -> Response:
     return Response(error.message.encode(), error.status)
 
 
-class Served:
-    """A server and what its handlers wait for."""
+class Front:
+    """A server, and what it has served."""
 
-    def __init__(self, server: HttpServer, address: tuple[str, int]) -> None:
+    def __init__(self, server: HttpServer, served: Served, address: tuple[str, int]) -> None:
         self.server = server
+        self.served = served
         self.address = address
 
     async def exchange(self, *parts: bytes) -> bytes:
@@ -51,13 +53,14 @@ class Served:
                 await writer.wait_closed()
 
 
-def with_server(check: Callable[[Served], Awaitable[None]], routes: Routes | None = None, **limits: Any) -> None:
+def with_server(check: Callable[[Front], Awaitable[None]], routes: Routes | None = None, **limits: Any) -> None:
     async def begin() -> None:
         listener = socket.create_server(("127.0.0.1", 0))
-        server = HttpServer(routes or {"/echo": {"POST": echo, "GET": echo}}, refuse, ServerLimits(**limits))
+        table = RouteTable(routes or {"/echo": {"POST": echo, "GET": echo}}, refuse)
+        server = HttpServer(table, refuse, ServerLimits(**limits))
         await server.start(listener)
         try:
-            await check(Served(server, listener.getsockname()))
+            await check(Front(server, table.served, listener.getsockname()))
         finally:
             await server.stop(grace=0.2)
             assert not server.connections
@@ -70,18 +73,18 @@ def bodies(answers: bytes) -> list[bytes]:
     found = []
     while answers:
         head, _, answers = answers.partition(b"\r\n\r\n")
-        length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"content-length"))
+        length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length"))
         found.append(answers[:length])
         answers = answers[length:]
     return found
 
 
 def test_a_request_is_answered_whatever_pieces_it_comes_in() -> None:
-    async def check(served: Served) -> None:
+    async def check(served: Front) -> None:
         whole = post("/echo?a=1", b"body", "X-Odd:  value ")
         status, headers, body = split(await served.exchange(whole))
         assert (status, body) == ("HTTP/1.1 200 OK", b"POST /echo?a=1 body")
-        assert ("content-type", "application/json") in headers
+        assert ("Content-Type", "application/json") in headers
         for at in range(1, len(whole), 7):
             assert split(await served.exchange(whole[:at], whole[at:]))[2] == body
 
@@ -89,7 +92,7 @@ def test_a_request_is_answered_whatever_pieces_it_comes_in() -> None:
 
 
 def test_a_chunked_body_is_joined() -> None:
-    async def check(served: Served) -> None:
+    async def check(served: Front) -> None:
         head = b"POST /echo HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
         assert split(await served.exchange(head, b"3\r\nabc\r\n", b"2\r\nde\r\n0\r\n\r\n"))[2] == b"POST /echo? abcde"
 
@@ -101,27 +104,27 @@ def test_requests_of_one_connection_are_answered_in_order() -> None:
         await asyncio.sleep(0.05)
         return echo(request)
 
-    async def check(served: Served) -> None:
+    async def check(served: Front) -> None:
         paths = ["/slow", "/echo", "/slow", "/echo", "/echo", "/slow"]
         sent = b"".join(post(path, b"%d" % at, close=at == len(paths) - 1) for at, path in enumerate(paths))
         expected = [f"POST {path}? {at}".encode() for at, path in enumerate(paths)]
         assert bodies(await served.exchange(sent)) == expected
-        assert served.server.served == {("/slow", 200): 3, ("/echo", 200): 3}
+        assert served.served == {("/slow", 200): 3, ("/echo", 200): 3}
 
     with_server(check, {"/echo": {"POST": echo}, "/slow": {"POST": slow}})
 
 
 def test_paths_and_methods_that_are_not_there_are_refused() -> None:
-    async def check(served: Served) -> None:
+    async def check(served: Front) -> None:
         status, _, body = split(await served.exchange(get("/nope")))
         assert (status, body) == ("HTTP/1.1 404 Not Found", b"there is no /nope here")
         status, headers, body = split(await served.exchange(get("/echo", "DELETE")))
         assert status == "HTTP/1.1 405 Method Not Allowed"
-        assert ("allow", "GET, POST") in headers
+        assert ("Allow", "GET, POST") in headers
         status, headers, body = split(await served.exchange(get("/echo", "HEAD")))
         assert (status, body) == ("HTTP/1.1 200 OK", b"")
-        assert ("content-length", str(len("HEAD /echo? "))) in headers
-        assert served.server.served == {("other", 404): 1, ("/echo", 405): 1, ("/echo", 200): 1}
+        assert ("Content-Length", str(len("HEAD /echo? "))) in headers
+        assert served.served == {("other", 404): 1, ("/echo", 405): 1, ("/echo", 200): 1}
 
     with_server(check)
 
@@ -136,7 +139,7 @@ def test_what_a_handler_refuses_or_breaks_is_an_answer(caplog: pytest.LogCapture
     def broken(_: Request) -> Response:
         raise KeyError("broken on purpose")
 
-    async def check(served: Served) -> None:
+    async def check(served: Front) -> None:
         assert split(await served.exchange(get("/bad")))[::2] == ("HTTP/1.1 400 Bad Request", b"field: wrong")
         assert split(await served.exchange(get("/later")))[::2] == ("HTTP/1.1 400 Bad Request", b"field: wrong later")
         assert not caplog.records
@@ -155,32 +158,43 @@ def test_what_a_handler_refuses_or_breaks_is_an_answer(caplog: pytest.LogCapture
         b"GET /echo HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
         b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
-        b"GET /echo HTTP/1.1\r\n" + b"a: b\r\n" * 20_000,
     ],
 )
 def test_what_is_no_http_is_refused_and_the_connection_closed(sent: bytes) -> None:
-    async def check(served: Served) -> None:
+    async def check(served: Front) -> None:
         assert split(await served.exchange(sent))[0] == "HTTP/1.1 400 Bad Request"
+
+    with_server(check)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", b"GET /echo HTTP/1.1\r\n" + b"a: b\r\n" * 20_000]
+)
+def test_a_head_over_the_limit_is_refused(sent: bytes) -> None:
+    async def check(served: Front) -> None:
+        assert split(await served.exchange(sent))[0] == "HTTP/1.1 431 Request Header Fields Too Large"
 
     with_server(check)
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_a_body_over_the_limit_is_refused(is_chunked: bool) -> None:
-    async def check(served: Served) -> None:
+    async def check(served: Front) -> None:
         how = "Transfer-Encoding: chunked" if is_chunked else "Content-Length: 11"
         sent = f"POST /echo HTTP/1.1\r\nHost: a\r\n{how}\r\n\r\n".encode()
         sent += b"b\r\n" + b"x" * 11 + b"\r\n0\r\n\r\n" if is_chunked else b"x" * 11
         status, _, body = split(await served.exchange(sent))
-        assert (status, body) == ("HTTP/1.1 413 Request Entity Too Large", b"the body is longer than 10 bytes")
+        assert (status, body) == (
+            "HTTP/1.1 413 Request Entity Too Large",
+            b"the body is larger than 10 bytes; the limit is server.max_body_bytes",
+        )
         assert split(await served.exchange(post("/echo", b"x" * 10)))[0] == "HTTP/1.1 200 OK"
 
     with_server(check, max_body_bytes=10)
 
 
 def test_a_client_that_waits_for_leave_gets_it() -> None:
-    async def check(served: Served) -> None:
+    async def check(served: Front) -> None:
         whole = post("/echo", b"body", "Expect: 100-continue")
         head, body = whole[: -len(b"body")], b"body"
         reader, writer = await asyncio.open_connection(*served.address)
@@ -194,7 +208,7 @@ def test_a_client_that_waits_for_leave_gets_it() -> None:
 
 
 def test_an_upgrade_is_answered_as_the_plain_request_it_is() -> None:
-    async def check(served: Served) -> None:
+    async def check(served: Front) -> None:
         sent = b"GET /echo HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
         assert bodies(await served.exchange(sent)) == [b"GET /echo? "]
 
@@ -210,7 +224,7 @@ def test_a_long_answer_goes_out_in_pieces_as_fast_as_it_is_read() -> None:
             made += 1
             yield b"x" * 65_536
 
-    async def check(served: Served) -> None:
+    async def check(served: Front) -> None:
         reader, writer = await asyncio.open_connection(*served.address, limit=4_096)
         writer.write(get("/long"))
         await reader.readline()
@@ -235,7 +249,7 @@ def test_a_client_that_leaves_ends_its_answer() -> None:
         finally:
             ended.set()
 
-    async def check(served: Served) -> None:
+    async def check(served: Front) -> None:
         reader, writer = await asyncio.open_connection(*served.address)
         writer.write(get("/long"))
         await reader.readline()
@@ -251,7 +265,7 @@ def test_an_answer_that_breaks_off_is_not_ended(caplog: pytest.LogCaptureFixture
         yield b"begun"
         raise ValueError("broken on purpose")
 
-    async def check(served: Served) -> None:
+    async def check(served: Front) -> None:
         with contextlib.suppress(ConnectionError):
             assert not (await served.exchange(get("/long"))).endswith(b"0\r\n\r\n")
         assert "broken on purpose" in caplog.text
@@ -261,7 +275,7 @@ def test_an_answer_that_breaks_off_is_not_ended(caplog: pytest.LogCaptureFixture
 
 @pytest.mark.parametrize("sent", [b"", b"GET /echo HTT", get("/echo")[:-2], post("/echo", b"1234")[:-1]])
 def test_a_client_that_says_nothing_more_is_left(sent: bytes) -> None:
-    async def check(served: Served) -> None:
+    async def check(served: Front) -> None:
         assert await served.exchange(sent) == b""
 
     with_server(check, idle_seconds=0.1, read_seconds=0.1)
@@ -272,7 +286,7 @@ def test_time_that_a_handler_takes_is_not_the_clients() -> None:
         await asyncio.sleep(0.3)
         return echo(request)
 
-    async def check(served: Served) -> None:
+    async def check(served: Front) -> None:
         assert split(await served.exchange(get("/slow")))[0] == "HTTP/1.1 200 OK"
 
     with_server(check, {"/slow": {"GET": slow}}, idle_seconds=0.05, read_seconds=0.05)
@@ -287,7 +301,7 @@ def test_a_stop_lets_answers_end_and_takes_no_more() -> None:
         await leave.wait()
         return echo(request)
 
-    async def check(served: Served) -> None:
+    async def check(served: Front) -> None:
         idle_reader, idle_writer = await asyncio.open_connection(*served.address)
         await eventually(lambda: len(served.server.connections) == 1)
         answer = asyncio.create_task(served.exchange(post("/slow", b"", close=False)))
@@ -313,7 +327,7 @@ def test_values_of_a_request_are_found_by_name() -> None:
 def test_nothing_is_logged_for_what_clients_do(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
-    async def check(served: Served) -> None:
+    async def check(served: Front) -> None:
         await served.exchange(b"nonsense\r\n\r\n")
         await served.exchange(get("/nope"))
         assert not [record for record in caplog.records if record.name.startswith("balancer")]

@@ -1,0 +1,241 @@
+"""One connection to somebody who answers, and the exchange that is under way on it.
+
+Knows one request's bytes, the reading of its answer, and its time limits. Never knows addresses or why anything is asked: what
+comes is given to a ``Receiver``, in the transport's own callback, without a task or a queue in between.
+"""
+
+import asyncio
+import math
+from typing import Protocol
+
+import msgspec
+
+from balancer.http.messages import Head
+from balancer.http.parsing import AnswerReader, BadAnswer
+from balancer.http.reply import Source
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Times in seconds: until the connection stands, until an answer begins, between two pieces of it, and for all of it."""
+
+    connect: float = 3.0
+    first_byte: float = 600.0
+    idle: float = 600.0
+    total: float = math.inf
+
+
+class ExchangeFailed(Exception):
+    """An exchange has not come to its end; the message says why."""
+
+
+class NotConnected(ExchangeFailed):
+    """Nobody is there. Nothing was sent."""
+
+
+class Unanswered(ExchangeFailed):
+    """The connection was closed before any byte of an answer."""
+
+
+class TimedOut(ExchangeFailed):
+    """Nothing came for too long, or the whole took too long."""
+
+    def __init__(self, seconds: float, what: str) -> None:
+        super().__init__(f"{what} for {seconds:g} s")
+        self.seconds = seconds
+
+
+class BrokenOff(ExchangeFailed):
+    """The answer is none, or ended before its end."""
+
+
+class Receiver(Protocol):
+    """Gets an answer as it comes. What a method raises ends the exchange, and is raised by it."""
+
+    def opened(self, connection: Source) -> None:
+        """The request goes out by this connection, which may be told to ``pause`` and ``resume``."""
+        ...
+
+    def head(self, head: Head) -> None: ...
+
+    def received(self, body: bytes, *, is_last: bool) -> None:
+        """What came at once of the body; empty when only its head, or its end, came."""
+        ...
+
+
+class Pool(Protocol):
+    """Where a connection goes between two exchanges."""
+
+    def idle(self, connection: "UpstreamConnection") -> None: ...
+
+    def closed(self, connection: "UpstreamConnection") -> None: ...
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """Speaks HTTP/1.1; one exchange at a time."""
+
+    def __init__(self, pool: Pool, loop: asyncio.AbstractEventLoop) -> None:
+        self._pool = pool
+        self._loop = loop
+        self._reader = AnswerReader()
+        self._transport: asyncio.Transport
+        self._receiver: Receiver | None = None
+        self._done: asyncio.Future[None]
+        self._has_head = False
+        self._limits = Limits()
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline = 0.0
+        self._ends_at = math.inf
+        self._is_unanswered = True
+        self._is_paused = False
+        self.idle_since = 0.0
+        self.is_closed = False
+
+    async def exchange(self, head: bytes, body: bytes, receiver: Receiver, limits: Limits, *, is_head: bool) -> None:
+        """Send a request, and return when its answer has been received to the end.
+
+        Raises:
+            ExchangeFailed: it was not. The connection is closed.
+        """
+        self._reader.begin(to_head=is_head)
+        self._receiver = receiver
+        self._limits = limits
+        self._has_head = False
+        self._is_unanswered = True
+        self._done = done = self._loop.create_future()
+        now = self._loop.time()
+        self._ends_at = now + limits.total
+        self._wait_until(now + limits.first_byte)
+        receiver.opened(self)
+        if len(body) < 16384:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._transport.write(body)
+        try:
+            await done
+        finally:
+            if not done.done() or done.cancelled():
+                self.abort()
+
+    # The transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # uvloop's are of no class of asyncio's
+
+    def data_received(self, data: bytes) -> None:
+        receiver = self._receiver
+        if receiver is None:  # nobody has asked
+            self.abort()
+            return
+        self._is_unanswered = False
+        reader = self._reader
+        try:
+            reader.feed(data)
+            self._give(receiver, reader)
+        except BadAnswer as error:
+            self._fail(BrokenOff(str(error)))
+        except Exception as error:
+            self._fail(error)
+
+    def _give(self, receiver: Receiver, reader: AnswerReader) -> None:
+        deadline = self._loop.time() + self._limits.idle
+        if self._has_head:
+            self._deadline = deadline
+        elif reader.head is None:
+            return
+        else:
+            self._has_head = True
+            self._wait_until(deadline)
+            receiver.head(reader.head)
+        pieces = reader.pieces
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        receiver.received(body, is_last=reader.is_complete)
+        if reader.is_complete:
+            self._finish(is_reusable=reader.is_reusable)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_closed = True
+        self._pool.closed(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        receiver = self._receiver
+        if receiver is None:
+            return
+        if self._is_unanswered:
+            self._fail(Unanswered(str(exc or "the connection was closed")))
+        elif exc is not None or not self._has_head or not self._reader.ends_with_connection:
+            self._fail(BrokenOff(str(exc or "the connection was closed in the middle of the answer")))
+        else:
+            try:
+                receiver.received(b"", is_last=True)
+            except Exception as error:
+                self._fail(error)
+            else:
+                self._finish(is_reusable=False)
+
+    # Back-pressure
+
+    def pause(self) -> None:
+        """Read no more for now: whoever gets the answer does not keep up."""
+        if self._receiver is not None and not self._is_paused and not self.is_closed:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._is_paused:
+            self._is_paused = False
+            if not self.is_closed:
+                self._deadline = self._loop.time() + self._limits.idle
+                self._transport.resume_reading()
+
+    # Endings
+
+    def _finish(self, *, is_reusable: bool) -> None:
+        self._receiver = None
+        if not self._done.done():
+            self._done.set_result(None)
+        if self.is_closed:
+            return
+        self.resume()
+        if is_reusable and not self._transport.is_closing() and not self._transport.get_write_buffer_size():
+            self._pool.idle(self)
+        else:
+            self._transport.close()
+
+    def _fail(self, error: Exception) -> None:
+        self._receiver = None
+        if not self._done.done():
+            self._done.set_exception(error)
+        self._transport.abort()
+
+    def abort(self) -> None:
+        """Close at once, whatever is under way."""
+        self._receiver = None
+        self._transport.abort()
+
+    # Time
+
+    def _wait_until(self, deadline: float) -> None:
+        """One timer, which looks at the deadline when it rings: moving it with every piece would cost more."""
+        self._deadline = deadline
+        if self._timer is None or self._timer.when() > min(deadline, self._ends_at):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(min(deadline, self._ends_at), self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._receiver is None:
+            return
+        now = self._loop.time()
+        if now >= self._ends_at:
+            self._fail(TimedOut(self._limits.total, "the answer has not come to its end"))
+        elif self._is_paused:  # the time is not the replica's
+            self._wait_until(now + self._limits.idle)
+        elif now >= self._deadline:
+            seconds = self._limits.idle if self._has_head else self._limits.first_byte
+            self._fail(TimedOut(seconds, "nothing came"))
+        else:
+            self._wait_until(self._deadline)

@@ -1,0 +1,47 @@
+"""Header fields as they stand on the wire: names and values in bytes, in their order, repeated or not.
+
+Knows which of them concern one connection only (RFC 9110, section 7.6.1). Never knows what a field is for.
+"""
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+Fields: TypeAlias = Sequence[tuple[bytes, bytes]]
+"""(name, value) as they came."""
+
+HOP_BY_HOP: Final = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
+    b"upgrade".split()
+)
+"""Names in lower case."""
+
+
+def first(fields: Fields, name: bytes) -> bytes | None:
+    """The value of the first field of this name (given in lower case)."""
+    for known, value in fields:
+        if known.lower() == name:
+            return value
+    return None
+
+
+def end_to_end(fields: Fields, dropped: frozenset[bytes] = HOP_BY_HOP) -> list[tuple[bytes, bytes]]:
+    """The fields that go on to the other side: none of ``dropped``, and none that ``Connection`` names."""
+    kept = []
+    named: set[bytes] = set()
+    for field in fields:
+        name = field[0].lower()
+        if name == b"connection":
+            named.update(each.strip() for each in field[1].lower().split(b","))
+        if name not in dropped:
+            kept.append(field)
+    if named <= _PLAIN:
+        return kept
+    return [field for field in kept if field[0].lower() not in named]
+
+
+_PLAIN: Final = frozenset({b"close", b"keep-alive", b""})
+
+
+def lines(fields: Fields) -> bytes:
+    """The fields as lines of a head."""
+    return b"".join([b"%b: %b\r\n" % field for field in fields])
