@@ -226,7 +226,7 @@ class Caches:
                 self._unjudged.add(replica)
             else:  # what was missing when it was decided has come since
                 self.predicted.forget_remembered(self.index.gpu.bit(replica))
-        if finding.correction in {Correction.DROPPED, Correction.LEARNED}:
+        if finding.correction in {Correction.DROPPED, Correction.LEARNED} and self._replicas[replica].has_events:
             self.orders.append(Resync(replica, finding.reason))
 
     def _remember(self, sent: Sent) -> None:

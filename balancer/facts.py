@@ -22,6 +22,9 @@ from indexer.index import ReplicaId
 
 CONFIG_METRIC: Final = "vllm:cache_config_info"
 
+EVENTS_FLAG: Final = '--kv-events-config \'{"enable_kv_cache_events": true, "replay_endpoint": "tcp://*:5657"}\''
+"""What makes an engine tell of its cache, all at once."""
+
 MAX_RANKS: Final = 1024
 """More than any engine has; a rank beyond it is a misunderstanding, and each would be a replica of its own."""
 
@@ -55,7 +58,10 @@ class CacheConfig(msgspec.Struct, frozen=True):
 
 
 class EventSource(msgspec.Struct, frozen=True):
-    """One rank's publisher, as addresses that a client can connect to, with its bounds where they are told."""
+    """One rank's publisher, as addresses that a client can connect to, with its bounds where they are told.
+
+    ``topic`` is the prefix to subscribe to, ``told_topic`` what the engine says it publishes under; None where it does not.
+    """
 
     rank: int
     events: str
@@ -67,6 +73,9 @@ class EventSource(msgspec.Struct, frozen=True):
     max_queue_size: int | None = None
     is_dialling: bool = False
     """The publisher connects to ``events`` instead of listening there."""
+    told_topic: str | None = None
+    is_set: bool = False
+    """The settings say where its events are."""
 
 
 class EngineFacts(msgspec.Struct, frozen=True):
@@ -169,16 +178,18 @@ def read_event_sources(body: bytes, host: str) -> tuple[EventSource, ...]:
         if rank is None or not config.get("enable_kv_cache_events") or not isinstance(endpoint, str):
             continue
         replay = config.get("replay_endpoint")
+        topic = _str(config.get("topic")) or ""
         found.append(
             EventSource(
                 rank=rank,
                 events=reachable(endpoint, host),
                 replay=reachable(replay, host) if isinstance(replay, str) else None,
-                topic=_str(config.get("topic")) or "",
+                topic=topic,
                 buffer_steps=_count(config.get("buffer_steps")),
                 hwm=_count(config.get("hwm")),
                 max_queue_size=_count(config.get("max_queue_size")),
                 is_dialling=dials(endpoint),
+                told_topic=topic,
             )
         )
     return tuple(sorted(found, key=lambda source: source.rank))
@@ -244,8 +255,8 @@ def _describe(
         recipe = source = None
     elif source is None:
         warnings.append(
-            "no KV event source is known, so its cache is invisible; start vLLM with --kv-events-config "
-            '\'{"enable_kv_cache_events": true}\' and, before vLLM 0.31, name it here (events = "tcp://...")'
+            f"no KV event source is known, so its cache is invisible; start vLLM with {EVENTS_FLAG} "
+            'and, before vLLM 0.31, name it here (events = "tcp://...", replay = "tcp://...")'
         )
     elif source.is_dialling and settings.events_bind is None:
         warnings.append(
@@ -256,7 +267,8 @@ def _describe(
         source = msgspec.structs.replace(source, is_dialling=False)
     elif source.replay is None:
         warnings.append(
-            'its publisher has no replay socket, so lost events stay lost; add "replay_endpoint" to --kv-events-config'
+            'its publisher has no replay socket, so lost events stay lost; add "replay_endpoint" to --kv-events-config '
+            'and, before vLLM 0.31, name it here (replay = "tcp://...")'
         )
     base = [card for card in facts.models if card.parent is None]
     replica = Replica(
@@ -278,15 +290,19 @@ def _describe(
 
 
 def _source(settings: ReplicaSettings, told: EventSource | None, rank: int) -> EventSource | None:
-    """Where its events are, by the settings if they say so."""
-    replay = None if settings.replay is None else with_rank(settings.replay, rank)
-    if settings.events is not None:
-        return EventSource(rank, with_rank(settings.events, rank), replay, settings.topic)
-    if settings.events_bind is not None:
-        told_replay, told_topic = (None, "") if told is None else (told.replay, told.topic)
-        address, topic = with_rank(settings.events_bind, rank), settings.topic or told_topic
-        return EventSource(rank, address, replay or told_replay, topic, is_dialling=True)
-    return told
+    """Where its events are: what the engine told, each part of it overruled by the settings."""
+    named = settings.events or settings.events_bind
+    if named is None and told is None:
+        return None
+    source = told or EventSource(rank, "", None, "")
+    if named is not None:
+        is_dialling = settings.events_bind is not None
+        source = msgspec.structs.replace(source, events=with_rank(named, rank), is_dialling=is_dialling, is_set=True)
+    if settings.replay is not None:
+        source = msgspec.structs.replace(source, replay=with_rank(settings.replay, rank))
+    if settings.topic is not None:
+        source = msgspec.structs.replace(source, topic=settings.topic)
+    return source
 
 
 def _recipe(

@@ -100,8 +100,9 @@ class EventFeed:
 
     def _start_over(self, replica: ReplicaId) -> None:
         self._failed.add(replica)
-        self.reader.restart(replica)
-        for step in (Forget("its events could not be applied"), Standing()):
+        reason = "its events could not be applied"
+        self.reader.restart(replica, reason)
+        for step in (Forget(reason), Standing()):
             try:
                 self._take(replica, step)
             except Exception:

@@ -76,6 +76,8 @@ def judge(replica: Replica, recognition: Recognition, standing: Standing, losses
         return View(Knowledge.PARTIAL, f"taken over from a snapshot, and not confirmed yet by its publisher{unheard}")
     if not standing.is_connected:
         return View(Knowledge.BLIND, "its event publisher cannot be reached")
+    if standing.problem:
+        return View(Knowledge.PARTIAL, standing.problem)
     missing = _missing(losses)
     if missing:
         return View(Knowledge.PARTIAL, missing)

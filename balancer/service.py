@@ -251,7 +251,9 @@ class RouterService:
         known = self._publishers.pop(replica, None)
         wanted = None
         if source is not None:
-            wanted = Publisher(replica, source.events, source.replay, source.topic, source.is_dialling)
+            wanted = Publisher(
+                replica, source.events, source.replay, source.topic, source.is_dialling, source.told_topic
+            )
         if known is not None and known != wanted:
             self.feed.reader.remove(replica)  # which ends with a Forget, behind all that is queued
         if wanted is not None:
@@ -284,14 +286,15 @@ class RouterService:
         if publisher is None:
             return
         status = self.publishers().get(replica)
-        causes = likely_causes(
+        causes = (status is not None and status.problem) or likely_causes(
             publisher.events,
             publisher.topic,
             is_dialling=publisher.is_dialling,
             is_connected=status is not None and status.is_connected,
         )
-        log.warning("%s: has answered %d requests and published nothing; %s", replica, SILENT_AFTER, causes)
-        self.feed.reader.restart(replica)
+        reason = f"has answered {SILENT_AFTER} requests and published nothing; {causes}"
+        log.warning("%s: %s", replica, reason)
+        self.feed.reader.restart(replica, reason)
 
     def _status(self, endpoint: str, status: Status) -> None:
         for live in list(self.router.fleet):

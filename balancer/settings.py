@@ -42,7 +42,8 @@ class ReplicaSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     events_bind: str | None = None
     """ZMQ address to listen at for rank 0's events, such as tcp://*:5557, for an engine that connects to kvlb."""
     replay: str | None = None
-    topic: str = ""
+    topic: str | None = None
+    """Prefix of the topic to subscribe to; empty for all."""
     version: str | None = None
     block_size: int | None = None
     hash_algorithm: str | None = None

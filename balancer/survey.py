@@ -107,7 +107,9 @@ def _cache(
         else Source(
             events=source.events,
             replay=source.replay,
+            topic=source.topic,
             is_dialling=source.is_dialling,
+            is_set=source.is_set,
             buffer_steps=source.buffer_steps,
             hwm=source.hwm,
             max_queue_size=source.max_queue_size,

@@ -59,12 +59,14 @@ class Standing(msgspec.Struct, frozen=True):
     """How the subscription stands from here on; said by whoever reads the sockets, whenever it changes.
 
     ``is_complete`` is about the steps before this one: with them, nothing of this incarnation is missing. ``is_restored``:
-    what came before them is from a snapshot, and the publisher has not shown yet that it is still in that life.
+    what came before them is from a snapshot, and the publisher has not shown yet that it is still in that life. ``problem`` is
+    why nothing comes live though it is connected, in words for an operator.
     """
 
     is_connected: bool = False
     is_complete: bool = False
     is_restored: bool = False
+    problem: str = ""
 
 
 Step: TypeAlias = Apply | Replay | Forget | Lost | Standing

@@ -22,8 +22,11 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
     events: str
     replay: str | None = None
+    topic: str = ""
     is_dialling: bool = False
     """Events are an address of ours, which the publisher connects to."""
+    is_set: bool = False
+    """The settings name ``events``."""
     buffer_steps: int | None = None
     hwm: int | None = None
     max_queue_size: int | None = None

@@ -216,7 +216,7 @@ class Workers:
         standing = subscription.standing
         if not standing.is_connected:
             return (Status.DISCONNECTED if subscription.has_connected else Status.PENDING), view
-        if subscription.losses:
+        if subscription.losses or standing.problem:
             return Status.SUSPECT, view
         if not standing.is_complete:
             return Status.PENDING, view

@@ -61,7 +61,8 @@ class Publisher(msgspec.Struct, frozen=True):
 
     ``replay`` is the publisher's replay endpoint, or None when it has none (vLLM's default). ``topic`` is the prefix to
     subscribe to; empty means everything. ``is_dialling``: it connects to ``events``, an address of ours, instead of
-    listening there (vLLM 0.11 - 0.32: an ``endpoint`` without a wildcard); nobody else may use that address.
+    listening there (vLLM 0.11 - 0.32: an ``endpoint`` without a wildcard); nobody else may use that address. ``told_topic`` is
+    the topic that the engine says it publishes under; None where it does not say.
     """
 
     replica: ReplicaId
@@ -69,6 +70,7 @@ class Publisher(msgspec.Struct, frozen=True):
     replay: str | None = None
     topic: str = ""
     is_dialling: bool = False
+    told_topic: str | None = None
 
 
 class ReaderSettings(msgspec.Struct, frozen=True):
@@ -97,6 +99,14 @@ class PublisherStatus(msgspec.Struct, frozen=True):
     last_event_age: float | None
     """Seconds since the last live batch; None before the first."""
     counters: dict[str, int]
+    problem: str = ""
+    """Why nothing comes though it is connected, or why it begins anew; in words for an operator."""
+
+
+def not_subscribed(problem: str) -> PublisherStatus:
+    """The status of a publisher that is left alone for a while."""
+    counters = dict.fromkeys((*COUNTED, "gaps", "replays", "lost_batches", "duplicates"), 0)
+    return PublisherStatus(False, False, False, 0, None, None, counters, problem)
 
 
 class Subscription:
@@ -114,6 +124,8 @@ class Subscription:
         self.stream = EventStream(has_replay=publisher.replay is not None, resume=resume)
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
         self.is_connected = False
+        self.problem = ""
+        """Why nothing comes live, in words for an operator."""
         self.told = Standing()
         self.last_live: float | None = None
         self._context = context
@@ -143,6 +155,16 @@ class Subscription:
         except zmq.ZMQError:
             self.close()
             raise
+        if publisher.told_topic is not None:
+            self._compare_topic(publisher.told_topic)
+
+    def _compare_topic(self, published: str) -> None:
+        """ZMQ passes nothing on that does not begin with what was subscribed to; only a replay still brings it."""
+        topic, known = self.publisher.topic, self.problem
+        is_heard = published.startswith(topic)
+        self.problem = "" if is_heard else f"publishes under topic '{published}', subscribed to '{topic}'"
+        if self.problem and self.problem != known:
+            log.warning("%s: %s: no live events will come", self.publisher.replica, self.problem)
 
     def _socket(self, kind: int) -> Socket:
         new = self._context.socket(kind)
@@ -215,17 +237,21 @@ class Subscription:
 
     def news(self, steps: list[Step]) -> list[Step]:
         """The steps, and how the subscription stands if they have changed that."""
-        standing = Standing(self.is_connected, self.stream.is_complete, self.stream.is_restored)
+        standing = Standing(self.is_connected, self._is_complete, self.stream.is_restored, self.problem)
         if standing == self.told:
             return steps
         self.told = standing
         return [*steps, standing]
 
+    @property
+    def _is_complete(self) -> bool:
+        return self.stream.is_complete and not self.problem
+
     def status(self, now: float) -> PublisherStatus:
         stream = self.stream
         return PublisherStatus(
             is_connected=self.is_connected,
-            is_complete=stream.is_complete,
+            is_complete=self._is_complete,
             is_replaying=stream.is_replaying,
             incarnation=stream.incarnation,
             next_sequence=stream.next_sequence,
@@ -237,6 +263,7 @@ class Subscription:
                 "lost_batches": stream.lost_batches,
                 "duplicates": stream.duplicates,
             },
+            problem=self.problem,
         )
 
     def _read_monitor(self, now: float) -> list[Step]:
@@ -284,6 +311,8 @@ class Subscription:
     def _live(self, frames: list[bytes], now: float) -> list[Step]:
         if len(frames) != 3 or len(frames[1]) != 8:
             return self._malformed()
+        if self.problem:  # so the engine has told something else than it does
+            self._compare_topic(frames[0].decode(errors="replace"))
         self.last_live = now
         self._recheck_at = now + self.settings.recheck_idle
         return self.stream.receive(int.from_bytes(frames[1], "big"), self._batch(frames[2]))
@@ -295,15 +324,9 @@ class Subscription:
         if frames[-2] == END_MARKER:
             self._end_replay()
             return self.stream.replay_ended()
-        if len(frames) > 3 and not frames[-3].startswith(self.publisher.topic.encode()):
-            self.counters["foreign_topics"] += 1
-            if self.counters["foreign_topics"] == 1:
-                log.warning(
-                    "%s: publishes under topic %r, subscribed to %r: no live events will come",
-                    self.publisher.replica,
-                    frames[-3],
-                    self.publisher.topic,
-                )
+        if len(frames) > 3:
+            self._compare_topic(frames[-3].decode(errors="replace"))
+            self.counters["foreign_topics"] += bool(self.problem)
         self._replay_deadline = now + self.settings.replay_timeout
         return self.stream.replayed(int.from_bytes(frames[-2], "big"), self._batch(frames[-1]))
 

@@ -26,6 +26,7 @@ from indexer.sources.subscription import (
     Socket,
     Subscription,
     UselessPublisher,
+    not_subscribed,
 )
 from indexer.stream import Forget, Position, Standing, Step
 
@@ -55,7 +56,7 @@ class EventReader:
         self._subscriptions: dict[ReplicaId, Subscription] = {}
         self._registered: dict[ReplicaId, dict[int, Socket]] = {}
         self._unread: set[Subscription] = set()  # with more to read than they had a turn for
-        self._failed: dict[ReplicaId, tuple[float, Publisher]] = {}  # when to begin anew
+        self._failed: dict[ReplicaId, tuple[float, Publisher, str]] = {}  # when to begin anew, and why
         self._next_tick = 0.0
         self._context: zmq.Context[Socket] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 8_192)
@@ -80,18 +81,19 @@ class EventReader:
         """Unsubscribe; steps that are already handed over may still be on their way."""
         self._command(lambda: self._remove(replica))
 
-    def restart(self, replica: ReplicaId) -> None:
-        """Subscribe anew, after a pause: what was handed over could not be used."""
-        self._command(lambda: self._restart(replica))
+    def restart(self, replica: ReplicaId, reason: str) -> None:
+        """Subscribe anew, after a pause, for this reason: its ``status`` until then."""
+        self._command(lambda: self._restart(replica, reason))
 
     def recheck(self, replica: ReplicaId) -> None:
         """Ask the publisher now whether there is more than what has come."""
         self._command(lambda: self._recheck(replica))
 
     def status(self) -> dict[ReplicaId, PublisherStatus]:
-        """A view of every subscription."""
+        """A view of every subscription, those that begin anew in a while among them."""
         now = time.monotonic()
-        return {replica: sub.status(now) for replica, sub in list(self._subscriptions.items())}
+        failed = {replica: not_subscribed(reason) for replica, (_, _, reason) in list(self._failed.items())}
+        return failed | {replica: sub.status(now) for replica, sub in list(self._subscriptions.items())}
 
     def close(self) -> None:
         """Stop reading and close every socket."""
@@ -116,7 +118,7 @@ class EventReader:
         except zmq.ZMQError as error:
             level = logging.DEBUG if is_told else logging.ERROR
             log.log(level, "%s: no subscription to %s: %s", publisher.replica, publisher.events, error)
-            self._failed[publisher.replica] = time.monotonic() + RESTART_DELAY, publisher
+            self._failed[publisher.replica] = time.monotonic() + RESTART_DELAY, publisher, str(error)
             if resume is not None:  # the next attempt begins at 0
                 self._deliver(publisher.replica, [Forget("its publisher cannot be asked whether the snapshot holds")])
             return
@@ -142,11 +144,11 @@ class EventReader:
         if subscription is not None:
             self._guarded(subscription, lambda each: self._hand_over(each, each.recheck(time.monotonic())))
 
-    def _restart(self, replica: ReplicaId, after: float = RESTART_DELAY) -> None:
+    def _restart(self, replica: ReplicaId, reason: str, after: float = RESTART_DELAY) -> None:
         subscription = self._subscriptions.get(replica)
         if subscription is not None:
             self._remove(replica)
-            self._failed[replica] = time.monotonic() + after, subscription.publisher
+            self._failed[replica] = time.monotonic() + after, subscription.publisher, reason
 
     def _run(self) -> None:
         try:
@@ -165,6 +167,7 @@ class EventReader:
         finally:
             for replica in list(self._subscriptions):
                 self._remove(replica)
+            self._failed.clear()
             self._selector.close()
             self._wake_in.close()
             self._wake_out.close()
@@ -185,7 +188,7 @@ class EventReader:
         for subscription in list(self._subscriptions.values()):
             if subscription not in self._unread:  # else the silence is ours, not the publisher's
                 self._guarded(subscription, self._tick_one)
-        for due, publisher in list(self._failed.values()):
+        for due, publisher, _ in list(self._failed.values()):
             if now >= due:
                 self._add(publisher)
 
@@ -198,10 +201,10 @@ class EventReader:
             action(subscription)
         except UselessPublisher as error:
             log.warning("%s: left alone for %g s: %s", publisher.replica, QUARANTINE, error)
-            self._restart(publisher.replica, QUARANTINE)
+            self._restart(publisher.replica, str(error), QUARANTINE)
         except Exception:
             log.exception("%s: the subscription failed and begins anew", publisher.replica)
-            self._restart(publisher.replica)
+            self._restart(publisher.replica, "the subscription failed; the log says how")
 
     def _tick_one(self, subscription: Subscription) -> None:
         self._hand_over(subscription, subscription.tick(time.monotonic()))

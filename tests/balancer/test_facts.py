@@ -130,8 +130,8 @@ def test_event_sources_become_addresses_of_the_engines_host() -> None:
         "x": rank(),
     }
     assert facts.read_event_sources(json.dumps(body).encode(), "10.0.0.1") == (
-        EventSource(0, "tcp://10.0.0.1:5557", None, "t", buffer_steps=10_000, hwm=100_000),
-        EventSource(1, "tcp://10.0.0.1:5558", "tcp://10.0.0.1:5658", ""),
+        EventSource(0, "tcp://10.0.0.1:5557", None, "t", buffer_steps=10_000, hwm=100_000, told_topic="t"),
+        EventSource(1, "tcp://10.0.0.1:5558", "tcp://10.0.0.1:5658", "", told_topic=""),
     )
 
 
@@ -188,7 +188,24 @@ def test_settings_overrule_what_the_engine_tells() -> None:
     )
     expected = Recipe.for_version("0.18.0", algorithm="sha256_cbor", block_size=32, seed="0")
     assert found.replica.recipe == expected
-    assert found.source == EventSource(0, "tcp://h:1", None, "t")
+    told = TOLD.sources[0]
+    assert found.source == msgspec.structs.replace(told, events="tcp://h:1", topic="t", is_set=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value"),
+    [
+        ({"events": "tcp://h:1"}, "events", "tcp://h:1"),
+        ({"replay": "tcp://h:1"}, "replay", "tcp://h:1"),
+        ({"topic": "kv@"}, "topic", "kv@"),
+        ({"topic": ""}, "topic", ""),
+    ],
+)
+def test_a_setting_of_the_events_overrules_its_own_field(changes: dict[str, Any], field: str, value: str) -> None:
+    source = msgspec.structs.replace(TOLD.sources[0], topic="told", told_topic="told", buffer_steps=7)
+    found = one(settings(**changes), msgspec.structs.replace(TOLD, sources=(source,))).source
+    expected: dict[str, Any] = {field: value, "is_set": "events" in changes}
+    assert found == msgspec.structs.replace(source, **expected)
 
 
 def test_an_old_engine_is_usable_with_settings_alone() -> None:
@@ -196,7 +213,7 @@ def test_an_old_engine_is_usable_with_settings_alone() -> None:
         settings(version="0.18.0", block_size=16, hash_seed="0", events="tcp://h:1", replay="tcp://h:9"), NOTHING
     )
     assert found.replica.recipe is not None
-    assert found.source == EventSource(0, "tcp://h:1", "tcp://h:9", "")
+    assert found.source == EventSource(0, "tcp://h:1", "tcp://h:9", "", is_set=True)
     assert found.warnings == ()
 
 
@@ -206,7 +223,7 @@ def test_an_old_engine_is_usable_with_settings_alone() -> None:
         ({}, {"sources": ()}, "no KV event source is known"),
         ({}, {"version": None}, "does not tell its version"),
         ({}, {"cache": ()}, "does not tell its block_size"),
-        ({"events": "tcp://h:1"}, {}, "no replay socket"),
+        ({"events": "tcp://h:1"}, {"sources": ()}, 'before vLLM 0.31, name it here (replay = "tcp://...")'),
         ({}, {"cache": (CacheConfig(0, 16, "sha256", 9, False),)}, "prefix caching is off"),
         ({}, {"version": None}, "learned from its events"),
         ({"version": "0.18.0"}, {}, "set PYTHONHASHSEED on the engines"),
@@ -302,7 +319,7 @@ def test_sources_with_fields_of_other_types_are_read_as_far_as_they_can() -> Non
     body = (
         b'{"0":{"enable_kv_cache_events":true,"endpoint":"tcp://*:5557","topic":5,"replay_endpoint":7},"9x":{},"1":{}}'
     )
-    assert facts.read_event_sources(body, "h") == (EventSource(0, "tcp://h:5557", None, ""),)
+    assert facts.read_event_sources(body, "h") == (EventSource(0, "tcp://h:5557", None, "", told_topic=""),)
 
 
 DIALLING = msgspec.structs.replace(
@@ -324,7 +341,7 @@ def test_a_publisher_that_connects_is_told_with_both_remedies() -> None:
 def test_kvlb_listens_where_the_settings_say(told: EngineFacts) -> None:
     found = one(settings(events_bind="tcp://*:6000"), told)
     source = told.sources[0]
-    assert found.source == EventSource(0, "tcp://*:6000", source.replay, source.topic, is_dialling=True)
+    assert found.source == msgspec.structs.replace(source, events="tcp://*:6000", is_dialling=True, is_set=True)
     assert found.warnings == ()
 
 

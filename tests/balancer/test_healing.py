@@ -130,6 +130,14 @@ def test_an_exact_replica_is_believed_and_nothing_else_remembered() -> None:
     assert cached(owner, PROMPT) == 0
 
 
+def test_nobody_is_asked_for_the_events_of_an_engine_that_has_none() -> None:
+    owner = router(has_events=False)
+    ask(owner, PROMPT, 12, 0.0)
+    ask(owner, OTHER, 12, 10.0)
+    assert corrections(owner)[Correction.LEARNED]
+    assert owner.caches.orders == []
+
+
 # The engine says less
 
 

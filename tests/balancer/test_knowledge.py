@@ -34,6 +34,10 @@ STATES = {
         Recognition(None), {}, Standing(is_restored=True), 3, Knowledge.PARTIAL, "by its publisher, which cannot be reached",
     ),
     "lost": (Recognition(None), {}, Standing(is_connected=True), 3, Knowledge.PARTIAL, "3 batches of events are lost"),
+    "deaf": (
+        Recognition(None), {}, Standing(is_connected=True, problem="publishes under another topic"),
+        3, Knowledge.PARTIAL, "publishes under another topic",
+    ),
     "late": (Recognition(None), {}, Standing(is_connected=True), 0, Knowledge.PARTIAL, "events are missing"),
     "unknown": (Recognition(None), {}, WELL, 0, Knowledge.PARTIAL, "how it hashes is not known, and no event"),
     "of random root": (

@@ -161,6 +161,9 @@ def test_a_listener_stands_as_far_as_it_can_be_believed() -> None:
     assert status() is Status.ACTIVE, "an engine that has told nothing holds nothing"
     workers.observe(subscription.id, batches(told(PROMPT, RANDOM)))
     assert status() is Status.ACTIVE
+    workers.observe(subscription.id, Standing(is_connected=True, problem="publishes under another topic"))
+    assert status() is Status.SUSPECT
+    workers.observe(subscription.id, COMPLETE)
     workers.observe(subscription.id, Lost(1, 1))
     assert status() is Status.SUSPECT
     workers.observe(subscription.id, Standing())

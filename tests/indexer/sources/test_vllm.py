@@ -265,8 +265,30 @@ def test_a_wrong_topic_is_told(
     subscribe(reader, publisher, topic="kv-events")
     received.wait_for(A, 0.0, 1.0)
     assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
-        "A: publishes under topic b'other', subscribed to 'kv-events': no live events will come"
+        "A: publishes under topic 'other', subscribed to 'kv-events': no live events will come"
     ]
+    status = until(reader, lambda status: not status.is_replaying)
+    assert (status.is_connected, status.is_complete) == (True, False)
+    assert status.problem == "publishes under topic 'other', subscribed to 'kv-events'"
+
+
+@pytest.mark.parametrize(("told", "is_heard"), [("kv-events@a", True), ("other", False), ("", False), (None, True)])
+def test_a_topic_that_the_engine_tells_is_compared_at_once(
+    start: Start, reader: EventReader, told: str | None, is_heard: bool
+) -> None:
+    publisher = start(topic=b"kv-events")
+    reader.add(Publisher(A, publisher.events, publisher.replay, "kv-events", told_topic=told))
+    status = until(reader, lambda status: status.is_connected and not status.is_replaying)
+    assert bool(status.problem) is not is_heard
+    assert until(reader, lambda status: status.is_complete is is_heard)
+
+
+def test_what_comes_live_is_heard_whatever_the_engine_has_told(start: Start, reader: EventReader) -> None:
+    publisher = start(topic=b"kv-events")
+    reader.add(Publisher(A, publisher.events, publisher.replay, "kv-events", told_topic="other"))
+    until(reader, lambda status: status.is_connected and not status.is_replaying)
+    publisher.publish(batch(0.0))
+    assert until(reader, is_settled).problem == ""
 
 
 def test_an_address_that_cannot_be_used_costs_that_publisher(
@@ -277,7 +299,7 @@ def test_an_address_that_cannot_be_used_costs_that_publisher(
     subscribe(reader, publisher)
     publisher.publish(batch(0.0))
     received.wait_for(A, 0.0)
-    assert B not in reader.status()
+    assert not until(reader, lambda status: bool(status.problem), B).is_connected
     assert "no subscription to not an address" in caplog.text
 
 

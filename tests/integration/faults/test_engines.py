@@ -9,7 +9,9 @@ import msgspec
 import pytest
 
 from balancer.fleet import Status
+from balancer.knowledge import Knowledge
 from balancer.silence import SILENT_AFTER
+from indexer.index import ReplicaId
 from simulations.demo import free_ports
 from simulations.fake_engine import FakeEngine
 from tests.indexer.sources.publisher import FakePublisher
@@ -224,6 +226,32 @@ def test_a_replica_that_publishes_nothing_is_told_once_and_serves_on(
         finally:
             if is_there:
                 publisher.stop()
+
+    run(check())
+
+
+def test_of_a_topic_that_is_not_the_engines_nothing_is_promised() -> None:
+    """Replays are answered whatever the topic: without a word the cache would be called exact, and stand still."""
+
+    async def check() -> None:
+        publisher = FakePublisher()
+        source = {"enable_kv_cache_events": True, "endpoint": publisher.events, "replay_endpoint": publisher.replay}
+        paths = {"/kv_event_sources": json.dumps({"0": source}).encode()}
+        try:
+            async with (
+                upstream(paths=paths) as replica,
+                gateway([{"url": replica.url, "topic": "kv@"}]) as front,
+            ):
+                name = ReplicaId(replica.url.removeprefix("http://"))
+                caches = front.service.router.caches
+                await eventually(lambda: caches._standings[name].is_connected)
+                view = caches.view(name, 0.0)
+                assert (view.state, view.reason) == (
+                    Knowledge.PARTIAL,
+                    "publishes under topic '', subscribed to 'kv@'",
+                )
+        finally:
+            publisher.stop()
 
     run(check())
 
