@@ -38,6 +38,8 @@ class Handover:
     def __init__(self, router: Router, endpoints: Iterable[str]) -> None:
         self.waiting: dict[ReplicaId, Restored] = {}
         self._router = router
+        self._has_accepted = False
+        self._adopted: set[ReplicaId] = set()
         self._hosts = {urlsplit(url).netloc for url in endpoints}
 
     # Taking
@@ -106,7 +108,12 @@ class Handover:
         except msgspec.MsgspecError as error:
             raise SnapshotError(f"it is of another kvlb: {error}") from error
         self.waiting = {each.image.replica: each for each in restored}
-        return sum(self._router.caches.index.gpu.blocks(replica) for replica in self.waiting)
+        self._has_accepted = True
+        return self.blocks(self.waiting)
+
+    def blocks(self, replicas: Iterable[ReplicaId]) -> int:
+        """Blocks on GPU of these replicas."""
+        return sum(self._router.caches.index.gpu.blocks(replica) for replica in replicas)
 
     def abandon(self) -> None:
         """What has come cannot be trusted: nothing of it stays."""
@@ -119,13 +126,15 @@ class Handover:
     def adopt(self, described: Described) -> tuple[Position | None, str | None]:
         """A replica has told what it is, and is in the router: (where to resume its events, why not).
 
-        Both are None where nothing was restored.
+        Both are None where no snapshot was accepted, and from the second time on.
         """
-        replica = described.replica
+        replica, source = described.replica, described.source
         restored = self.waiting.pop(replica.id, None)
+        is_first = self._has_accepted and replica.id not in self._adopted
+        self._adopted.add(replica.id)
         if restored is None:
-            return None, None
-        source = described.source
+            problem = "it has no replay socket" if source is None or source.replay is None else "no snapshot has it"
+            return None, problem if is_first else None
         notes = msgspec.msgpack.decode(restored.image.notes, type=_Notes)
         if notes.identity != identity(replica):
             problem = "it has another model or another recipe now"

@@ -78,13 +78,18 @@ class RouterService:
         self.session = open_session(self.settings.upstream)
         self.tokenizer = Tokenizer(self.session, self.settings.tokenizer)
         self.feed = EventFeed(self._take)
-        await self.warm.load(self.session)
-        self._tasks += [asyncio.create_task(self._tick()), asyncio.create_task(self.warm.run())]
         if self.settings.log.decisions is not None:
             self._decision_file = DecisionFile(self.settings.log, self.router.policy)
             self._tasks.append(asyncio.create_task(self._decision_file.run()))
         for replica in self.settings.replicas:
             self._watch(replica)
+        self._tasks.append(asyncio.create_task(self._begin()))
+
+    async def _begin(self) -> None:
+        """Take over what there is, and only then look at the fleet: a snapshot is restored into an empty index."""
+        await self.warm.load(self.session)
+        self._tasks += [asyncio.create_task(self._tick()), asyncio.create_task(self.warm.run())]
+        self._tasks += [asyncio.create_task(watcher.run()) for watcher in self.watchers.values()]
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -92,7 +97,7 @@ class RouterService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._decision_file is not None:
             await self._decision_file.flush()
-        await self.warm.save()
+        await self.warm.save(logging.INFO)
         await self.feed.close()
         await self.session.close()
 
@@ -219,7 +224,6 @@ class RouterService:
             headers["Authorization"] = f"Bearer {self.settings.upstream.api_key}"
         watcher = Watcher(replica, self.settings.health, self.session, headers, self._learned, self._status, self._felt)
         self.watchers[replica.url] = watcher
-        self._tasks.append(asyncio.create_task(watcher.run()))
 
     def _learned(self, endpoint: str, described: list[Described]) -> None:
         """The engine behind the endpoint has told what it is, for the first time or after it was lost."""
@@ -244,7 +248,7 @@ class RouterService:
             for warning in each.warnings:
                 log.warning("%s: %s", each.replica.id, warning)
             self._follow(each.replica.id, each.source, resume)
-        self.warm.told(endpoint)
+        self.warm.described(endpoint)
 
     def _follow(self, replica: ReplicaId, source: EventSource | None, resume: Position | None) -> None:
         """Subscribe to what the replica publishes now; it may have moved with a restart."""

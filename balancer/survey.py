@@ -4,12 +4,12 @@ Knows the service and where in it each fact lies, and the folder that the index 
 and judges nothing.
 """
 
-import os
 import time
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
+from balancer import snapshot_file
 from balancer.checks.facts import Cache, Endpoint, Facts, Source, Stream
 from balancer.core import Outcome
 from balancer.facts import CacheConfig, Described, describe
@@ -39,22 +39,15 @@ def survey(service: RouterService, snapshot: SnapshotSettings | None = None) -> 
             if service.router.fleet.get(each.replica.id) is not None
         ),
         max_blocks=service.router.caches.index.max_blocks,
+        is_gateway=snapshot is None,
         snapshot=path,
-        snapshot_problem=None if path is None else _unwritable(Path(path)) or _unsaved(service),
+        taken_over_from=service.warm.taken_over_from,
+        taken_over_blocks=service.warm.restored_blocks,
+        snapshot_problem=None if path is None else snapshot_file.problem(Path(path)) or _unsaved(service),
         requests=salts.requests,
         salted=salts.salted,
         salts=salts.distinct,
     )
-
-
-def _unwritable(path: Path) -> str | None:
-    """Why nothing can be saved there, as far as that can be said without trying."""
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        return f"there is no folder {folder}"
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return f"{folder} cannot be written to"
-    return "it is a folder itself" if path.is_dir() else None
 
 
 def _unsaved(service: RouterService) -> str | None:

@@ -1,35 +1,38 @@
 """Warm restarts: the index in a file and between gateways.
 
-Knows files, other gateways, clocks and the order of things: at the start the first source that gives a whole snapshot is used,
-then one is saved every so often and at the end. Never knows what is in it (``balancer.handover``). A snapshot that cannot be
-read or written is one line in the log; kvlb serves without it.
+Knows the file, other gateways, clocks and the order of things: at the start the first source that gives a whole snapshot is
+used, then one is saved every so often and at the end. Never knows what is in it (``balancer.handover``). A snapshot that cannot
+be read or written is one line in the log; kvlb serves without it.
 """
 
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Final, TypeVar
+from typing import Final
 
 import aiohttp
+import msgspec
 
+from balancer import snapshot_file
 from balancer.facts import Described
 from balancer.handover import Handover
 from balancer.settings import SnapshotSettings
+from balancer.words import counted
 from indexer.errors import SnapshotError
 from indexer.snapshot import Image, write
 from indexer.stream import Position
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 PATH: Final = "/kvlb/snapshot"
+ASKER: Final = "x-kvlb-asker"
+"""Header of that question: a name that each gateway draws for itself, by which it knows its own question."""
+
 CONTENT_TYPE: Final = "application/vnd.kvlb.snapshot"
 
 SLICE_SECONDS: Final = 0.004
@@ -42,8 +45,19 @@ SIBLING_SILENCE_SECONDS: Final = 5.0
 UNCLAIMED_SECONDS: Final = 600.0
 """How long blocks wait for an endpoint that does not answer: it may be down, and be another engine when it is back."""
 
-LEFTOVER_SECONDS: Final = 3600.0
-"""Age of a temporary file that nobody can be writing any more."""
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """How warm starts stand; ``saved_at`` in seconds since 1970, None until then."""
+
+    path: str | None
+    is_loaded: bool
+    taken_over_from: str | None
+    taken_over_blocks: int
+    saves: int
+    failures: int
+    saved_at: float | None
+    bytes: int
+    seconds: float
 
 
 class WarmStart:
@@ -63,11 +77,17 @@ class WarmStart:
         """Seconds that it took."""
         self.saves = 0
         self.failures = 0
+        self.taken_over_from: str | None = None
+        """The file or the sibling that the start found a snapshot in."""
         self.restored_blocks = 0
-        """Blocks on GPU that the start found in a snapshot."""
+        """Blocks on GPU that were in it."""
+        self.is_loaded = False
+        """Whether the start is over, so that there is an index to save and to give."""
+        self.name = secrets.token_hex(8)
         self._settings = settings
         self._handover = handover
         self._hold = hold
+        self._copied = ""
         self._one_at_a_time = asyncio.Lock()
         self._drop_at: float | None = None
         self._has_told_failure = False
@@ -76,13 +96,18 @@ class WarmStart:
 
     async def load(self, session: aiohttp.ClientSession) -> None:
         """Take over from the first sibling that has anything, else from the file, else begin with nothing."""
-        for url in self._settings.siblings:
-            if await self._load(url, self._from_sibling(session, url)):
-                return
-        if self._settings.path is not None:
+        if not await self._load_from_siblings(session) and self._settings.path is not None:
             path = Path(self._settings.path)
-            await asyncio.to_thread(_remove_leftovers, path)
-            await self._load(str(path), _from_file(path))
+            await asyncio.to_thread(snapshot_file.remove_leftovers, path)
+            await self._load(str(path), snapshot_file.read(path))
+        self.is_loaded = True
+
+    async def _load_from_siblings(self, session: aiohttp.ClientSession) -> bool:
+        for url in self._settings.siblings:
+            log.info("asking %s for its index (at most %g s)", url, self._settings.sibling_timeout_seconds)
+            if await self._load(url, self._from_sibling(session, url)):
+                return True
+        return False
 
     async def _load(self, name: str, source: AsyncGenerator[bytes, None]) -> bool:
         begun = time.monotonic()
@@ -104,12 +129,13 @@ class WarmStart:
             log.exception("%s: the snapshot is not used, for a fault of kvlb's own", name)
             self._handover.abandon()
             return False
+        self.taken_over_from = name
         self._drop_at = begun + UNCLAIMED_SECONDS
         log.info(
-            "%s: took over %d blocks of %d replicas, as of %.0f s ago, in %.1f s",
+            "%s: took over %s of %s, as of %.0f s ago, in %.1f s",
             name,
-            self.restored_blocks,
-            len(self._handover.waiting),
+            counted(self.restored_blocks, "block"),
+            counted(len(self._handover.waiting), "replica"),
             max(0.0, time.time() - restoration.created),
             time.monotonic() - begun,
         )
@@ -121,7 +147,10 @@ class WarmStart:
             sock_connect=SIBLING_CONNECT_SECONDS,
             sock_read=SIBLING_SILENCE_SECONDS,
         )
-        async with session.get(url.rstrip("/") + PATH, timeout=timeout, allow_redirects=False) as response:
+        asked, headers = url.rstrip("/") + PATH, {ASKER: self.name}
+        async with session.get(asked, headers=headers, timeout=timeout, allow_redirects=False) as response:
+            if response.status == 409:
+                raise SnapshotError("it is this gateway itself; name another one with --sibling")
             if response.status != 200 or response.content_type != CONTENT_TYPE:
                 raise SnapshotError(f"it answers {PATH} with {response.status} and {response.content_type}")
             async for data in response.content.iter_chunked(READ_BYTES):
@@ -131,15 +160,30 @@ class WarmStart:
         """A replica has become known: where its events are to be resumed, if anything was restored of it."""
         position, problem = self._handover.adopt(described)
         if problem is not None:
-            log.info("%s: what a snapshot has of it is not used: %s", described.replica.id, problem)
+            log.info("%s: begins cold: %s", described.replica.id, problem)
         return position
 
-    def told(self, endpoint: str) -> None:
+    def described(self, endpoint: str) -> None:
         """The endpoint has told all its replicas."""
         for replica in self._handover.drop(endpoint):
             log.info("%s: is not there any more; what a snapshot has of it is dropped", replica)
 
     # While it runs
+
+    def told(self) -> Told:
+        """All this for people."""
+        age = None if self.saved_at is None else time.monotonic() - self.saved_at
+        return Told(
+            path=self._settings.path,
+            is_loaded=self.is_loaded,
+            taken_over_from=self.taken_over_from,
+            taken_over_blocks=self.restored_blocks,
+            saves=self.saves,
+            failures=self.failures,
+            saved_at=None if age is None else time.time() - age,
+            bytes=self.size,
+            seconds=self.duration,
+        )
 
     async def run(self) -> None:
         """Save every so often, and drop what nobody comes for."""
@@ -170,21 +214,22 @@ class WarmStart:
                     next(taking)
                 except StopIteration as end:
                     image: Image = end.value
+                    replicas = {each.replica for each in image.replicas}
+                    blocks = self._handover.blocks(replicas)
+                    self._copied = f"{counted(blocks, 'block')} of {counted(len(replicas), 'replica')}"
                     return image
                 if time.monotonic() > until:
                     await asyncio.sleep(0)
                     until = time.monotonic() + SLICE_SECONDS
 
-    async def save(self) -> None:
-        """Write the file, if there is to be one: all of it or nothing."""
-        if self._settings.path is None:
+    async def save(self, level: int = logging.DEBUG) -> None:
+        """Write the file, if there is to be one: all of it or nothing. What was not loaded yet is not saved over."""
+        if self._settings.path is None or not self.is_loaded:
             return
         begun = time.monotonic()
         path = Path(self._settings.path)
-        # Two gateways that were given the same file by mistake must not write into each other's.
-        draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
         try:
-            self.size = await self._write(draft, path)
+            self.size = await snapshot_file.write(path, self.pieces())
         except OSError as error:
             self.failures += 1
             if not self._has_told_failure:
@@ -195,73 +240,8 @@ class WarmStart:
             self.failures += 1
             log.exception("%s: the snapshot could not be made", path)
             return
-        finally:
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
         self._has_told_failure = False
         self.saves += 1
         self.saved_at = time.monotonic()
         self.duration = self.saved_at - begun
-
-    async def _write(self, draft: Path, path: Path) -> int:
-        size = 0
-        async with _created(draft) as file:
-            async with contextlib.aclosing(self.pieces()) as pieces:
-                async for piece in pieces:
-                    size += await _in_thread(file.write, piece)
-            await _in_thread(_flush, file)
-        await _in_thread(_replace, draft, path)
-        return size
-
-
-async def _from_file(path: Path) -> AsyncGenerator[bytes, None]:
-    with await asyncio.to_thread(path.open, "rb") as file:
-        while data := await asyncio.to_thread(file.read, READ_BYTES):
-            yield data
-
-
-async def _in_thread(call: Callable[..., T], *args: object) -> T:
-    """The call's result; when cancelled, only after it has ended: a file must not be closed while it is written."""
-    task = asyncio.ensure_future(asyncio.to_thread(call, *args))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
-
-
-@contextlib.asynccontextmanager
-async def _created(path: Path) -> AsyncGenerator[IO[bytes], None]:
-    opening = asyncio.ensure_future(asyncio.to_thread(_create, path))
-    try:
-        yield await asyncio.shield(opening)
-    finally:
-        await asyncio.wait([opening])
-        if opening.exception() is None:
-            opening.result().close()
-
-
-def _create(path: Path) -> IO[bytes]:
-    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-
-
-def _flush(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _replace(draft: Path, path: Path) -> None:
-    os.replace(draft, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Drafts of gateways that were killed while they wrote."""
-    with contextlib.suppress(OSError):
-        for draft in path.parent.glob(f"{path.name}.*.tmp"):
-            if time.time() - draft.stat().st_mtime > LEFTOVER_SECONDS:
-                draft.unlink()
+        log.log(level, "saved %s to %s", self._copied, path)

@@ -90,8 +90,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the checks look at.
 
     ``kvlb`` is the version that keeps the index, ``doctor`` the one that judges. ``max_blocks`` is the index' hard limit;
-    ``snapshot`` the file it is saved to, ``snapshot_problem`` why that cannot be written. ``requests``, ``salted`` and
-    ``salts`` count the last requests, those with a ``cache_salt``, and the different ones.
+    ``is_gateway`` is false where a fleet is looked at that nobody serves yet. ``snapshot`` is the file that the index is saved
+    to, ``snapshot_problem`` why that cannot be written, ``taken_over_from`` where it began with so many blocks. ``requests``,
+    ``salted`` and ``salts`` count the last requests, those with a ``cache_salt``, and the different ones.
     """
 
     kvlb: str
@@ -99,8 +100,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[Endpoint, ...] = ()
     caches: tuple[Cache, ...] = ()
     max_blocks: int | None = None
+    is_gateway: bool = True
     snapshot: str | None = None
     snapshot_problem: str | None = None
+    taken_over_from: str | None = None
+    taken_over_blocks: int = 0
     requests: int = 0
     salted: int = 0
     salts: int = 0

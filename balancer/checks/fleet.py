@@ -132,17 +132,22 @@ def memory(facts: Facts) -> Iterator[Finding]:
 
 
 def snapshot(facts: Facts) -> Iterator[Finding]:
-    """The index can be saved where the settings say."""
-    if facts.snapshot is None:
-        yield skipped("index", "it is not saved, so a restarted kvlb begins with replays alone")
+    """The index can be saved where the settings say, and began with what another one had."""
+    begun = f"taken over from {facts.taken_over_from} ({facts.taken_over_blocks:,} blocks)"
+    if facts.snapshot is None and facts.taken_over_from is not None:
+        yield ok("index", f"{begun}; it is not saved")
+    elif facts.snapshot is None:
+        if facts.is_gateway:
+            yield skipped("index", "it is not saved, so a restarted kvlb begins with replays alone")
     elif facts.snapshot_problem is not None:
         yield broken(
             "index",
             f"it cannot be saved to {facts.snapshot}: {facts.snapshot_problem}",
-            "give snapshot.path a folder that kvlb can write to",
+            "give snapshot.path a file of its own, in a folder that kvlb can write to",
         )
     else:
-        yield ok("index", f"it can be saved to {facts.snapshot}")
+        told = f"it can be saved to {facts.snapshot}"
+        yield ok("index", told if facts.taken_over_from is None else f"{told}; {begun}")
 
 
 def kvlb(facts: Facts) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from balancer import settings as settings_module
+from balancer import snapshot_file
 from balancer.commands import Command
 from balancer.commands.listening import LOG_LEVELS, begin_logging, bind, url_of
 from balancer.commands.loop import run_loop, stop_signal
@@ -30,7 +31,7 @@ from balancer.http.server import HttpServer, ServerLimits
 from balancer.metrics import Metrics
 from balancer.policies.base import names
 from balancer.service import RouterService
-from balancer.settings import Settings
+from balancer.settings import Settings, SnapshotSettings
 from balancer.upstream import KEEPALIVE_SECONDS
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
     begin_logging(args.log_level)
     sys.path.append("")  # a policy of one's own may lie in the folder that kvlb is started from
     settings = read_settings(args)
+    check_snapshot(settings.snapshot)
     run_loop(_serve(settings, args.startup_timeout))
     return 0
 
@@ -106,6 +108,17 @@ def read_settings(args: argparse.Namespace) -> Settings:
     if not settings.replicas:
         raise ConfigError("replicas: none given; name at least one with --replica http://HOST:PORT or in --config FILE")
     return settings
+
+
+def check_snapshot(settings: SnapshotSettings) -> None:
+    """Refuse a file that could not be saved, or is somebody else's.
+
+    Raises:
+        ConfigError: it is such a file.
+    """
+    problem = None if settings.path is None else snapshot_file.problem(Path(settings.path))
+    if problem is not None:
+        raise ConfigError(f"snapshot.path: '{settings.path}': {problem}; name another file with --snapshot")
 
 
 def _read_file(name: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Knows the paths that are served here. Never sees a request for inference: those 
 
 import logging
 import time
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -70,6 +71,7 @@ class _Control:
     def __init__(self, service: RouterService, metrics: Metrics) -> None:
         self._service = service
         self._metrics = metrics
+        self._begun = time.monotonic()
 
     async def health(self, request: web.Request) -> web.Response:
         """Alive: the loop turns."""
@@ -121,10 +123,26 @@ class _Control:
             for live in router.fleet
         ]
         body = {
+            "kvlb": version("kvlb"),
             "time": now,
+            "uptime_seconds": time.monotonic() - self._begun,
             "policy": router.policy_name,
             "open_leases": router.fleet.open_leases,
             "endpoints": {url: watcher.problem or "ok" for url, watcher in self._service.watchers.items()},
+            "snapshot": self._service.warm.told(),
             "replicas": replicas,
         }
-        return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+        text = msgspec.json.format(msgspec.json.encode(_rounded(msgspec.to_builtins(body))))
+        return web.Response(body=text, content_type="application/json")
+
+
+def _rounded(value: Any) -> Any:
+    """The same with three digits after the point, which is all that people read."""
+    match value:
+        case float():
+            return round(value, 3)
+        case dict():
+            return {name: _rounded(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_rounded(each) for each in value]
+    return value

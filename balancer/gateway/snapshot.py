@@ -10,7 +10,8 @@ from typing import Final
 
 from aiohttp import web
 
-from balancer.warm import CONTENT_TYPE, PATH, WarmStart
+from balancer.errors import Conflict, NoReplica
+from balancer.warm import ASKER, CONTENT_TYPE, PATH, WarmStart
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +21,10 @@ GIVE_SECONDS: Final = 60.0
 
 def add_routes(app: web.Application, warm: WarmStart) -> None:
     async def snapshot(request: web.Request) -> web.StreamResponse:
+        if request.headers.get(ASKER) == warm.name:
+            raise Conflict("this is the gateway that asks; name another one with --sibling")
+        if not warm.is_loaded:
+            raise NoReplica("kvlb is taking over an index itself; try again", retry_after=5)
         response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE})
         await response.prepare(request)
         try:

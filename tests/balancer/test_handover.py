@@ -39,6 +39,7 @@ def test_a_replica_goes_on_where_it_was() -> None:
     assert made.caches.recognitions[A].export() == image.replicas[0].recognition
     assert made.caches.recognitions[A].state is KeyState.PROVEN
     assert not handover.waiting
+    assert join(made, handover, described(member(B))) == (None, "no snapshot has it")
     assert join(made, handover, described(member(B))) == (None, None)
 
 
@@ -98,6 +99,14 @@ def test_a_replica_that_is_another_one_now_begins_anew(name: str) -> None:
     assert A in made.caches.index.replicas
     assert (made.caches.index.gpu.blocks(A), made.caches.index.gpu.blocks(B)) == (0, 2)
     assert made.caches.positions.get(A, Position()) == Position()
+
+
+def test_who_begins_cold_is_told_why_and_only_beside_those_who_do_not() -> None:
+    image = at_once(Handover(fed(member(A)), URLS).take(now=5.0))
+    made, handover = taken_over(image)
+    assert join(made, handover, described(member(B), replay=None)) == (None, "it has no replay socket")
+    nothing = router()
+    assert join(nothing, Handover(nothing, URLS), described(member(A))) == (None, None)
 
 
 def test_adapters_may_come_and_go() -> None:

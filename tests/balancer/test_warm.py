@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from tests.support.waiting import eventually, run
 
 def about(*replicas: ReplicaId, **settings: Any) -> WarmStart:
     """Snapshots of a router that knows two blocks of each of these."""
-    return WarmStart(SnapshotSettings(**settings), Handover(fed(*map(member, replicas)), URLS), contextlib.nullcontext)
+    made = WarmStart(SnapshotSettings(**settings), Handover(fed(*map(member, replicas)), URLS), contextlib.nullcontext)
+    made.is_loaded = True
+    return made
 
 
 def blank(**settings: Any) -> tuple[WarmStart, Handover]:
@@ -347,3 +350,46 @@ def test_a_sibling_that_knows_nothing_leaves_it_to_the_file(tmp_path: Path) -> N
             assert set(handover.waiting) == {B}
 
     run(scenario())
+
+
+def test_what_was_not_loaded_yet_is_not_saved_over(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+
+    async def scenario() -> None:
+        await about(A, path=str(path)).save()
+        first = await asyncio.to_thread(path.read_bytes)
+        async with sibling(never) as url:
+            after, _ = blank(path=str(path), siblings=(url,))
+            loading = asyncio.create_task(load(after))
+            await asyncio.sleep(0.05)
+            assert not after.is_loaded
+            loading.cancel()
+            await asyncio.wait([loading])
+            await after.save()
+        assert (after.saves, await asyncio.to_thread(path.read_bytes)) == (0, first)
+
+    run(scenario())
+
+
+def test_the_log_and_the_status_tell_what_was_saved_and_taken_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = str(tmp_path / "index")
+    after, _ = blank(path=path)
+
+    async def scenario() -> None:
+        before = about(A, B, path=path)
+        assert before.told().saved_at is None
+        with caplog.at_level(logging.INFO):
+            await before.save()
+            assert not caplog.records
+            await before.save(logging.INFO)
+            assert f"saved 4 blocks of 2 replicas to {path}" in caplog.text
+        saved_at = before.told().saved_at
+        assert saved_at is not None
+        assert abs(saved_at - time.time()) < 5
+        await load(after)
+
+    run(scenario())
+    told = after.told()
+    assert (told.is_loaded, told.taken_over_from, told.taken_over_blocks) == (True, path, 4)

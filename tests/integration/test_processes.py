@@ -29,6 +29,12 @@ def serve(*flags: str) -> Sequence[str]:
         (serve("--policy", "os:path"), 2, "kvlb: policy.name: 'os:path' is no policy"),
         (serve("--host", "192.0.2.1", "--port", "0"), 2, "kvlb: server.host: cannot listen on 192.0.2.1:0: "),
         (serve("--config", "/no/such.toml"), 2, "kvlb: --config: cannot read '/no/such.toml': "),
+        (serve("--snapshot", "/no/such"), 2, "kvlb: snapshot.path: '/no/such': there is no folder /no; "),
+        (
+            serve("--snapshot", __file__),
+            2,
+            f"kvlb: snapshot.path: '{__file__}': it is there, and is no kvlb snapshot; ",
+        ),
         (("serve",), 2, "kvlb: replicas: none given; name at least one with --replica http://HOST:PORT"),
         (
             serve("--port", "0", "--startup-timeout", "0.3", "--log-level", "error"),
@@ -77,6 +83,19 @@ def test_it_ends_while_it_waits_for_its_first_replica(number: int) -> None:
         code, told = stopped(process, number)
         assert code == 0
         assert "Traceback" not in told
+
+
+def test_it_answers_and_ends_while_a_sibling_is_asked() -> None:
+    (port,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with started(*serve("--port", str(port), "--sibling", url)) as process:
+            wait_for(f"http://127.0.0.1:{port}/health", process)
+            asked_at = time.monotonic()
+            code, told = stopped(process, signal.SIGTERM)
+    assert (code, time.monotonic() - asked_at < 4) == (0, True)
+    assert f"asking {url} for its index (at most 30 s)" in told
+    assert "the snapshot is not used" not in told
 
 
 def living(group: int) -> list[str]:

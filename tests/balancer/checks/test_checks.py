@@ -82,6 +82,7 @@ FLEET_FAULTS: list[tuple[str, Verdict, dict[str, Any], str, str]] = [
     ("memory", Verdict.DEGRADED, {"max_blocks": 999}, "holds at most 999 blocks, and the fleet 1,000", "max_blocks"),
     ("memory", Verdict.SKIPPED, {"max_blocks": None}, "is not known", ""),
     ("snapshot", Verdict.SKIPPED, {"snapshot": None}, "is not saved", ""),
+    ("snapshot", Verdict.OK, {"snapshot": None, "taken_over_from": "http://b", "taken_over_blocks": 630}, "630 blocks", ""),
     ("snapshot", Verdict.BROKEN, {"snapshot_problem": "Permission denied"}, "Permission denied", "snapshot.path"),
 ]  # fmt: skip
 

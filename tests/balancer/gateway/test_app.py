@@ -162,7 +162,11 @@ def test_the_status_page_tells_all_that_is_known() -> None:
     async def check() -> None:
         async with upstream() as replica, gateway([replica.url]) as front:
             await front.exchange(post("/v1/completions", BODY))
-            page = json.loads(split(await front.exchange(get("/kvlb/status")))[2])
+            text = split(await front.exchange(get("/kvlb/status")))[2].decode()
+            page = json.loads(text)
+            assert text.startswith('{\n  "kvlb": ')
+            assert page["uptime_seconds"] == round(page["uptime_seconds"], 3)
+            assert page["snapshot"]["taken_over_from"] is None
             assert (page["policy"], page["open_leases"], page["endpoints"]) == ("cache_aware", 0, {replica.url: "ok"})
             (told,) = page["replicas"]
             assert (told["status"], told["models"], told["in_flight"], told["events"]) == ("ready", ["m"], 0, None)

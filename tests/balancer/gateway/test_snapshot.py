@@ -10,7 +10,7 @@ from aiohttp import web
 from balancer.gateway import snapshot
 from balancer.handover import Handover
 from balancer.settings import SnapshotSettings
-from balancer.warm import CONTENT_TYPE, PATH, WarmStart
+from balancer.warm import ASKER, CONTENT_TYPE, PATH, WarmStart
 from tests.support.gateways import gateway, get, split
 from tests.support.handovers import URLS, A, B, fed, member
 from tests.support.waiting import eventually, run
@@ -22,6 +22,7 @@ class Slow(WarmStart):
     def __init__(self) -> None:
         super().__init__(SnapshotSettings(), Handover(fed(), URLS), contextlib.nullcontext)
         self.is_closed = False
+        self.is_loaded = True
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         try:
@@ -99,3 +100,26 @@ def test_it_is_not_made_for_a_head() -> None:
             assert status == "HTTP/1.1 405 Method Not Allowed"
 
     run(scenario())
+
+
+@pytest.mark.parametrize("is_itself", [True, False])
+def test_a_gateway_that_is_starting_answers_and_gives_nothing_and_is_not_its_own_sibling(is_itself: bool) -> None:
+    async def scenario() -> None:
+        async with asyncio.timeout(20), contextlib.AsyncExitStack() as stack:
+            silent = await stack.enter_async_context(await asyncio.start_server(_never, "127.0.0.1", 0))
+            url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+            made = await stack.enter_async_context(gateway([], wait=False, snapshot={"siblings": [url]}))
+            asked = get(PATH)
+            if is_itself:
+                asked = asked.replace(b"Host:", f"{ASKER}: {made.service.warm.name}\r\nHost:".encode())
+            status, _, body = split(await made.exchange(asked))
+            assert status.split()[1] == ("409" if is_itself else "503")
+            assert (b"the gateway that asks" if is_itself else b"taking over an index itself") in body
+            assert split(await made.exchange(get("/health")))[0] == "HTTP/1.1 200 OK"
+
+    run(scenario())
+
+
+async def _never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+    writer.close()
