@@ -188,7 +188,7 @@ def test_what_it_knew_when_it_was_ended_it_knows_when_it_is_started_again(tmp_pa
         with started(*words, str(tmp_path / "index")) as front:
             wait_for(f"{url}/ready", front)
             code, told = stopped(front)
-            assert ": took over 4 blocks of 1 replicas, as of " in told
+            assert ": took over 4 blocks of 1 replica, as of " in told
             assert (code, "Traceback" in told) == (0, False), told
 
 
