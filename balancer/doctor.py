@@ -8,7 +8,7 @@ nothing. Judges nothing: that is for ``balancer.checks``.
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Final
@@ -17,8 +17,10 @@ import aiohttp
 import msgspec
 
 from balancer import openai
-from balancer.checks.facts import Cache, Endpoint, Facts, Sample
+from balancer.checks.facts import Cache, Endpoint, Facts, Sample, Source, Stream
 from balancer.gateway.headers import RANK
+from balancer.health import UNASKED
+from balancer.http.reasons import reason
 from balancer.service import RouterService
 from balancer.settings import Settings, TokenizerSettings, UpstreamSettings
 from balancer.survey import survey
@@ -29,6 +31,10 @@ TRACES: Final = frozenset({"log", "snapshot"})
 """Sections of the settings by which a service would leave something behind, or begin with what it was left."""
 
 POLL_SECONDS: Final = 0.1
+
+PATIENCE_SECONDS: Final = 1.0
+"""What is waited for without a word."""
+
 PROBE_SECONDS: Final = 10.0
 """For one tiny answer: a cold engine compiles something at its first request."""
 
@@ -49,8 +55,11 @@ AskFacts = Callable[[], Awaitable[Facts]]
 
 
 @asynccontextmanager
-async def looking_at(settings: Settings, seconds: float) -> AsyncIterator[AskFacts]:
-    """A fleet that no gateway serves yet, as a way to ask for its facts; it has had ``seconds`` to connect and to replay."""
+async def looking_at(settings: Settings, seconds: float, tell: Callable[[str], None]) -> AsyncIterator[AskFacts]:
+    """A fleet that no gateway serves yet, as a way to ask for its facts; it has had ``seconds`` to connect and to replay.
+
+    ``tell`` is called with a line when that takes long enough to be wondered at.
+    """
     sections = {name: getattr(settings, name) for name in Settings.__struct_fields__ if name not in TRACES}
     service = RouterService(Settings(**sections))
     await service.start()
@@ -59,7 +68,11 @@ async def looking_at(settings: Settings, seconds: float) -> AsyncIterator[AskFac
         async def facts() -> Facts:
             return survey(service, settings.snapshot)
 
-        await _until(facts, _is_settled, seconds)
+        patience = min(PATIENCE_SECONDS, seconds)
+        found = await _until(facts, _is_settled, patience)
+        if patience < seconds and not _is_settled(found):
+            tell(f"waiting up to {seconds:g} s for {', '.join(_awaited(found))}")
+            await _until(facts, _is_settled, seconds - patience)
         yield facts
     finally:
         await service.stop()
@@ -78,13 +91,23 @@ async def _until(ask: AskFacts, is_enough: Callable[[Facts], bool], seconds: flo
 
 def _is_settled(facts: Facts) -> bool:
     """Whether nothing is to be expected any more from waiting."""
-    return all(each.problem != "has not answered yet" for each in facts.endpoints) and all(
-        each.stream is not None
-        and each.stream.is_connected
-        and (each.stream.is_complete or each.source.replay is None or each.stream.replays_unanswered > 0)
+    return not _awaited(facts)
+
+
+def _awaited(facts: Facts) -> list[str]:
+    """The addresses from which something is still to be expected."""
+    silent = [each.url for each in facts.endpoints if each.problem == UNASKED]
+    return silent + [
+        each.source.events if each.stream is None or not each.stream.is_connected else str(each.source.replay)
         for each in facts.caches
-        if each.source is not None
-    )
+        if each.source is not None and not _stands(each.source, each.stream)
+    ]
+
+
+def _stands(source: Source, stream: Stream | None) -> bool:
+    if stream is None or not stream.is_connected:
+        return False
+    return stream.is_complete or bool(stream.problem) or source.replay is None or stream.replays_unanswered > 0
 
 
 async def diagnose(ask: AskFacts, *, api_key: str | None, probe: bool, ports: bool) -> Facts:
@@ -97,7 +120,11 @@ async def diagnose(ask: AskFacts, *, api_key: str | None, probe: bool, ports: bo
     try:
         if probe:
             reports = await _probe(session, facts, api_key)
-            facts = _with_reports(await _until(ask, _have_shown_their_keys, EVENT_SECONDS), reports)
+            before = {each.replica: each.stream.batches for each in facts.caches if each.stream is not None}
+            facts = await _until(
+                ask, lambda now: _have_shown_their_keys(now) and not _unheard(now, before, reports), EVENT_SECONDS
+            )
+            facts = _with_reports(facts, reports, _unheard(facts, before, reports))
         samples = await _samples(session, facts, api_key)
     finally:
         await session.close()
@@ -147,10 +174,25 @@ def _have_shown_their_keys(facts: Facts) -> bool:
     )
 
 
-def _with_reports(facts: Facts, told: dict[str, bool]) -> Facts:
+def _unheard(facts: Facts, before: dict[str, int], answered: Container[str]) -> set[str]:
+    """Replicas that have answered a probe, and are connected, and have had no event since that many batches."""
+    return {
+        each.replica
+        for each in facts.caches
+        if each.replica in answered
+        and each.stream is not None
+        and each.stream.is_connected
+        and each.stream.batches <= before.get(each.replica, 0)
+    }
+
+
+def _with_reports(facts: Facts, told: dict[str, bool], unheard: set[str]) -> Facts:
     caches = tuple(
         msgspec.structs.replace(
-            each, reports=each.reports + told[each.replica], silences=each.silences + (not told[each.replica])
+            each,
+            reports=each.reports + told[each.replica],
+            silences=each.silences + (not told[each.replica]),
+            is_unheard=each.replica in unheard,
         )
         if each.replica in told
         else each
@@ -185,7 +227,7 @@ async def _sample(tokenizer: Tokenizer, endpoint: Endpoint, name: str, api_key: 
         async with asyncio.timeout(PROBE_SECONDS):
             ways = await tokenizer.both_ways(endpoint.url, path, inbound, body, _headers(api_key))
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        return [sample("", error=f"cannot be reached from here: {error or type(error).__name__}")]
+        return [sample("", error=f"cannot be reached from here: {reason(error)}")]
     except msgspec.MsgspecError as error:
         return [sample("", error=f"an answer cannot be read: {error}")]
     if not ways:
@@ -206,7 +248,7 @@ async def _with_ports(caches: Iterable[Cache]) -> tuple[Cache, ...]:
 
 
 async def _with_port(cache: Cache) -> Cache:
-    if cache.stream is None or cache.stream.is_connected or cache.source is None:
+    if cache.stream is None or cache.stream.is_connected or cache.source is None or cache.stream.problem:
         return cache
     problem = "nobody connects to it" if cache.source.is_dialling else await _connect(cache.source.events)
     return msgspec.structs.replace(cache, stream=msgspec.structs.replace(cache.stream, problem=problem))
@@ -223,6 +265,6 @@ async def _connect(address: str) -> str:
     except TimeoutError:
         return "no answer at all, as behind a firewall"
     except (OSError, UnicodeError) as error:
-        return f"{getattr(error, 'strerror', None) or error}"
+        return reason(error)
     writer.close()
     return "somebody listens, and is no publisher of events (no ZMQ handshake)"

@@ -20,10 +20,16 @@ import msgspec
 from balancer import facts
 from balancer.facts import Described, EngineFacts, describe
 from balancer.fleet import Status
+from balancer.http.reasons import reason
 from balancer.pulse import Pulse, read_pulse
 from balancer.settings import HealthSettings, ReplicaSettings
 
 log = logging.getLogger(__name__)
+
+UNASKED: Final = "has not answered yet"
+
+KEY_NEEDED: Final = frozenset({401, 403})
+"""Answers to who has no key, or a wrong one."""
 
 
 class Watcher:
@@ -47,8 +53,12 @@ class Watcher:
         self.is_known = False
         self.clock_skew: float | None = None
         """The endpoint's clock minus ours, in seconds; None while it has not told the time. HTTP tells it to a second."""
-        self.problem: str | None = "has not answered yet"
+        self.problem: str | None = UNASKED
         """Why the endpoint cannot be used, or None."""
+        self.refusal: int | None = None
+        """The status with which it has refused to tell what it is, or None: it has told, or has not answered."""
+        self.is_heard = False
+        """Whether it has ever answered, if only with an error."""
         self._replica = replica
         self._settings = settings
         self._session = session
@@ -127,7 +137,7 @@ class Watcher:
         self._learn_at = asyncio.get_running_loop().time() + self._settings.relearn_seconds
         if self.is_known and self._is_up and self.facts.tells_the_same_as(known):
             return
-        self.is_known = True
+        self.is_known = self.is_heard = True
         self._learned(self._replica.url, describe(self._replica, self.facts))
 
     async def _get(self, path: str, *, required: bool = False) -> bytes:
@@ -136,14 +146,13 @@ class Watcher:
             self.clock_skew = self.clock_skew if told is None else told
             if response.status == 200:
                 return await response.read()
-            if response.status in {401, 403} and required:
-                raise _Refused(f"answers {path} with {response.status}; set upstream.api_key to the engine's key")
             if required:
-                raise _Refused(f"answers {path} with {response.status}")
+                raise _Refused(path, response.status, has_key="Authorization" in self._headers)
             return b""
 
     def _up(self) -> None:
         self._failures = 0
+        self.refusal = None
         self.problem = "is asleep; wake it up (POST /wake_up)" if self._pulse.asleep else None
         self._was_reported = False
         if not self._is_up:
@@ -153,16 +162,17 @@ class Watcher:
 
     def _failed(self, error: Exception) -> None:
         self._failures += 1
-        reason = str(error) or type(error).__name__
+        self.refusal = error.status if isinstance(error, _Refused) else None
+        self.is_heard |= isinstance(error, _Refused | msgspec.MsgspecError | aiohttp.ClientResponseError)
         refused = isinstance(error, aiohttp.ClientConnectorError)
         if refused or not self._is_up or self._failures >= self._settings.failures:
-            self._down(reason)
+            self._down(reason(error))
 
-    def _down(self, reason: str) -> None:
-        self.problem = reason
+    def _down(self, problem: str) -> None:
+        self.problem = problem
         if not self._was_reported:
             self._was_reported = True
-            log.warning("%s: cannot be used: %s", self._replica.url, reason)
+            log.warning("%s: cannot be used: %s", self._replica.url, problem)
         self._is_up = False
         self._status(self._replica.url, Status.LOST)
 
@@ -178,6 +188,14 @@ def skew(date: str | None, now: float) -> float | None:
 
 class _Refused(Exception):
     """The endpoint answers, but not as an engine that can be used."""
+
+    def __init__(self, path: str, status: int, *, has_key: bool) -> None:
+        self.status = status
+        if status in KEY_NEEDED:
+            told = "refuses the key" if has_key else "asks for a key"
+            super().__init__(f"{told} (answers {path} with {status}); set upstream.api_key to the engine's")
+        else:
+            super().__init__(f"answers {path} with {status}")
 
 
 FORESEEN: Final = (TimeoutError, aiohttp.ClientError, OSError, msgspec.MsgspecError, _Refused)

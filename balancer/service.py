@@ -44,6 +44,9 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 0.1
 
+STARTUP_SECONDS: Final = 600.0
+"""How long engines may take to load their weights: what one that has not answered serves is not known until then."""
+
 UNKNOWN_BLOCK_SIZE: Final = 256
 """Tokens; more than the blocks of most engines, for one that does not tell."""
 
@@ -69,6 +72,7 @@ class RouterService:
         self.feed: EventFeed
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
+        self._starting_until = time.monotonic() + STARTUP_SECONDS
         self._publishers: dict[ReplicaId, Publisher] = {}
         self._pulses = Pulses()
         self.silence = Silence()
@@ -107,8 +111,8 @@ class RouterService:
         """Choose a replica for the request.
 
         Raises:
-            UnknownModel: every endpoint has answered, and none serves this model.
-            NoReplica: none that serves it can take a request now, or some have not answered yet.
+            UnknownModel: none of the endpoints that can be used serves this model, and no other is waited for.
+            NoReplica: none that serves it can take a request now, or some have not answered since the start.
         """
         decision = self._told_unheard(self.router.route, request)
         self.decisions.opened(decision, request.model, origin, time.time())
@@ -131,13 +135,16 @@ class RouterService:
         try:
             return decide(request, time.monotonic(), random.random())
         except UnknownModel as error:
-            unheard = [url for url, watcher in self.watchers.items() if not watcher.is_known]
-            if not unheard:
+            unknown = [watcher for watcher in self.watchers.values() if not watcher.is_known]
+            if not unknown:
                 raise
-            raise NoReplica(
-                f"{error.message}; {len(unheard)} of {len(self.watchers)} endpoints have not answered yet",
-                retry_after=5,
-            ) from error
+            told = (
+                f"{error.message}; {len(unknown)} of {len(self.watchers)} endpoints cannot be used (see /kvlb/status)"
+            )
+            is_starting = time.monotonic() < self._starting_until
+            if is_starting and any(not watcher.is_heard for watcher in unknown):
+                raise NoReplica(told, retry_after=5) from error
+            raise UnknownModel(told, param=error.param) from error
 
     def started(self, lease: int) -> None:
         """The prompt has been computed. Told, and not waited for: it is called between two pieces of an answer."""
@@ -163,6 +170,10 @@ class RouterService:
     def is_ready(self) -> bool:
         """Whether any replica can take a request."""
         return any(live.is_available() for live in self.router.fleet)
+
+    def problems(self) -> str:
+        """Why each endpoint cannot be used, for people."""
+        return "; ".join(f"{url}: {watcher.problem}" for url, watcher in self.watchers.items() if watcher.problem)
 
     async def wait_ready(self) -> None:
         """Return as soon as any replica can take a request."""

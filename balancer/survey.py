@@ -8,15 +8,17 @@ import time
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from balancer import snapshot_file
-from balancer.checks.facts import Cache, Endpoint, Facts, Source, Stream
+from balancer.checks.facts import Cache, Endpoint, Facts, Overruled, Source, Stream
 from balancer.core import Outcome
 from balancer.facts import CacheConfig, Described, describe
-from balancer.health import Watcher
+from balancer.health import KEY_NEEDED, Watcher
 from balancer.service import RouterService
 from balancer.settings import ReplicaSettings, SnapshotSettings
 from indexer.index import ReplicaId
+from indexer.recognition import KeyState, Recognition
 from indexer.sources.vllm import PublisherStatus
 
 
@@ -28,9 +30,10 @@ def survey(service: RouterService, snapshot: SnapshotSettings | None = None) -> 
     watchers = service.watchers.items()
     streams = service.publishers()
     reports, silences = _usage(service)
+    has_key = service.settings.upstream.api_key is not None
     return Facts(
         kvlb=version("kvlb"),
-        endpoints=tuple(_endpoint(url, watcher, settings[url]) for url, watcher in watchers),
+        endpoints=tuple(_endpoint(url, watcher, settings[url], has_key=has_key) for url, watcher in watchers),
         caches=tuple(
             _cache(service, settings[url], watcher, each, streams.get(each.replica.id), reports, silences)
             for url, watcher in watchers
@@ -57,7 +60,7 @@ def _unsaved(service: RouterService) -> str | None:
     )
 
 
-def _endpoint(url: str, watcher: Watcher, settings: ReplicaSettings) -> Endpoint:
+def _endpoint(url: str, watcher: Watcher, settings: ReplicaSettings, *, has_key: bool) -> Endpoint:
     cards = watcher.facts.models
     return Endpoint(
         url=url,
@@ -65,6 +68,8 @@ def _endpoint(url: str, watcher: Watcher, settings: ReplicaSettings) -> Endpoint
         version=settings.version or watcher.facts.version,
         models=tuple(card.id for card in cards if card.parent is None),
         clock_skew=watcher.clock_skew,
+        lacks_key=watcher.refusal in KEY_NEEDED and not has_key,
+        refuses_key=watcher.refusal in KEY_NEEDED and has_key,
     )
 
 
@@ -82,6 +87,7 @@ def _cache(
     told = next((each for each in watcher.facts.cache if each.rank == replica.rank), CacheConfig(0, *[None] * 4))
     recognition = router.caches.recognitions[replica.id]
     recipe = recognition.declared
+    in_use = _in_use(recognition)
     view = router.caches.view(replica.id, time.monotonic())
     return Cache(
         replica=replica.id,
@@ -91,8 +97,8 @@ def _cache(
         models=tuple(name for name in replica.models if replica.adapter(name) is None),
         version=settings.version or watcher.facts.version,
         has_prefix_caching=told.has_prefix_caching,
-        block_size=settings.block_size or told.block_size,
-        algorithm=settings.hash_algorithm or told.algorithm,
+        block_size=in_use.get("block_size") or settings.block_size or told.block_size,
+        algorithm=in_use.get("algorithm") or settings.hash_algorithm or told.algorithm,
         has_known_root=None if recipe is None else recipe.has_known_root,
         num_gpu_blocks=told.num_gpu_blocks,
         source=None
@@ -116,7 +122,29 @@ def _cache(
         copies=router.caches.index.gpu.copies(replica.id),
         reports=reports[replica.id],
         silences=silences[replica.id],
+        overruled=_overruled(settings, told, in_use),
+        without_events=service.silence.unheard(replica.id),
     )
+
+
+def _in_use(recognition: Recognition) -> dict[str, Any]:
+    """What its events have shown of how it hashes."""
+    recipe = recognition.recipe
+    if recipe is None or recognition.state is KeyState.UNPROVEN or recognition.rule is not None:
+        return {}  # with several cache groups hashes are made in other steps than its blocks have
+    return {"block_size": recipe.block_size, "algorithm": getattr(recipe, "algorithm", None)}
+
+
+def _overruled(settings: ReplicaSettings, told: CacheConfig, in_use: dict[str, Any]) -> tuple[Overruled, ...]:
+    """Settings that its events, or else the engine, contradict."""
+    found = []
+    for name, given, actual in (
+        ("block_size", settings.block_size, in_use.get("block_size") or told.block_size),
+        ("hash_algorithm", settings.hash_algorithm, in_use.get("algorithm") or told.algorithm),
+    ):
+        if given is not None and actual is not None and given != actual:
+            found.append(Overruled(name, str(given), str(actual)))
+    return tuple(found)
 
 
 def _stream(status: PublisherStatus) -> Stream:
@@ -129,6 +157,7 @@ def _stream(status: PublisherStatus) -> Stream:
         replays_unanswered=counters["replays_unanswered"],
         foreign_topics=counters["foreign_topics"],
         malformed=counters["malformed_messages"],
+        problem=status.problem or None,
     )
 
 

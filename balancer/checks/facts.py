@@ -8,13 +8,18 @@ import msgspec
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One address. ``clock_skew`` is its clock minus ours, in seconds; HTTP tells it to a second."""
+    """One address. ``clock_skew`` is its clock minus ours, in seconds; HTTP tells it to a second.
+
+    ``lacks_key`` says that it asks for a key, ``refuses_key`` that it has refused the one it was given.
+    """
 
     url: str
     problem: str | None = None
     version: str | None = None
     models: tuple[str, ...] = ()
     clock_skew: float | None = None
+    lacks_key: bool = False
+    refuses_key: bool = False
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +38,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stream(msgspec.Struct, frozen=True, kw_only=True):
-    """How the subscription stands. ``problem`` is why its port cannot be reached, where that was tried."""
+    """How the subscription stands. ``problem`` is what is known to be wrong with it, or why its port cannot be reached."""
 
     is_connected: bool
     is_complete: bool
@@ -45,11 +50,21 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
 
 
+class Overruled(msgspec.Struct, frozen=True):
+    """A setting of ``[[replicas]]`` against what the engine has."""
+
+    setting: str
+    given: str
+    actual: str
+
+
 class Cache(msgspec.Struct, frozen=True, kw_only=True):
     """One replica. ``keys`` is how its block hashes are read (``indexer.recognition.KeyState``).
 
     ``blocks`` and ``copies`` are what the index says of its GPU; ``reports`` and ``silences`` count ended requests of which the
-    engine did and did not say how much it had cached, where it must have had something.
+    engine did and did not say how much it had cached, where it must have had something. ``block_size`` and ``algorithm`` are
+    what is in use; ``overruled`` are settings that say something else than its events and the engine do. ``without_events``
+    counts requests that must have been followed by an event, and were not; ``is_unheard`` says that of a probe.
     """
 
     replica: str
@@ -73,6 +88,9 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     copies: int = 0
     reports: int = 0
     silences: int = 0
+    overruled: tuple[Overruled, ...] = ()
+    without_events: int = 0
+    is_unheard: bool = False
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):

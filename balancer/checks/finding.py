@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 SHOWN: Final = 3
-"""Subjects that a line names; the rest is counted."""
+"""Subjects that a line names where all is well; the rest is counted."""
 
 
 class Verdict(StrEnum):
@@ -46,8 +46,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""
 
     def __str__(self) -> str:
-        named = ", ".join(self.subjects[:SHOWN])
-        more = f" and {len(self.subjects) - SHOWN} more" if len(self.subjects) > SHOWN else ""
+        shown = SHOWN if self.verdict is Verdict.OK else len(self.subjects)
+        named = ", ".join(self.subjects[:shown])
+        more = f" and {len(self.subjects) - shown} more" if len(self.subjects) > shown else ""
         remedy = f"; {self.remedy}" if self.remedy else ""
         return f"{self.verdict:<8}  {self.check:<9}  {named}{more}: {self.told}{remedy}"
 

@@ -10,6 +10,8 @@ from typing import Final
 
 from balancer.checks.facts import Cache, Facts, Source, Stream
 from balancer.checks.finding import Finding, broken, degraded, ok, skipped
+from balancer.facts import EVENTS_FLAG
+from balancer.silence import SILENT_AFTER
 
 OLDEST: Final = (0, 11)
 """The first release whose events are read (``indexer.wire``)."""
@@ -29,7 +31,7 @@ FEW_STEPS: Final = 1_000
 FEW_WAITING: Final = 10_000
 """Messages that a publisher may hold back for us; a pause of the network must not overflow it."""
 
-EVENTS_FLAG: Final = "--kv-events-config '{\"enable_kv_cache_events\": true}'"
+KEY_REMEDY: Final = "give --api-key KEY (kvlb serve: upstream.api_key)"
 
 
 def endpoint(facts: Facts) -> Iterator[Finding]:
@@ -39,6 +41,10 @@ def endpoint(facts: Facts) -> Iterator[Finding]:
     for each in facts.endpoints:
         if each.problem is None:
             yield ok(each.url, "answers")
+        elif each.lacks_key:
+            yield broken(each.url, "asks for a key", KEY_REMEDY)
+        elif each.refuses_key:
+            yield broken(each.url, "the key was refused", KEY_REMEDY)
         else:
             yield broken(each.url, f"cannot be used: {each.problem}", "start vLLM there, or mend the address")
 
@@ -92,7 +98,8 @@ def events(facts: Facts) -> Iterator[Finding]:
             yield broken(
                 each.replica,
                 f"vLLM {each.version} does not tell where its KV events are, and the settings do not",
-                f'start it with {EVENTS_FLAG} and set events = "tcp://HOST:5557" of [[replicas]]',
+                f"start it with {EVENTS_FLAG} and set "
+                'events = "tcp://HOST:5557" and replay = "tcp://HOST:5657" of [[replicas]]',
             )
         else:
             yield broken(each.replica, "KV events are off, so its cache is invisible", f"start vLLM with {EVENTS_FLAG}")
@@ -102,19 +109,16 @@ def port(facts: Facts) -> Iterator[Finding]:
     """The event port can be reached from where the index is kept, and a publisher of events answers there."""
     for each, source in _sourced(facts):
         stream = each.stream
-        if stream is None or not stream.is_connected:
+        if stream is not None and stream.is_connected and stream.problem:
+            yield broken(each.replica, stream.problem, 'set topic of [[replicas]] to the "topic" of --kv-events-config')
+        elif each.without_events >= SILENT_AFTER:
+            told = f"{each.without_events:,} requests were answered, and no event came from {source}"
+            yield broken(each.replica, told, OTHERS_REMEDY)
+        elif stream is None or not stream.is_connected:
             reason = stream.problem if stream is not None and stream.problem else "no ZMQ handshake"
-            yield broken(
-                each.replica,
-                f"no subscription to {source}: {reason}",
-                _port_remedy(each.source),
-            )
-        elif stream.foreign_topics:
-            yield broken(
-                each.replica,
-                f"{source} publishes under another topic than was subscribed to",
-                'set topic of [[replicas]] to the "topic" of --kv-events-config',
-            )
+            yield broken(each.replica, f"no subscription to {source}: {reason}", _port_remedy(each.source))
+        elif each.is_unheard:
+            yield broken(each.replica, f"the probe was answered, and no event came from {source}", OTHERS_REMEDY)
         elif stream.malformed:
             yield degraded(
                 each.replica,
@@ -125,12 +129,16 @@ def port(facts: Facts) -> Iterator[Finding]:
             yield ok(each.replica, "its events are subscribed to")
 
 
+OTHERS_REMEDY: Final = "look whether the topic and the port are this engine's own (rank r is at the first port + r)"
+
+
 def _port_remedy(source: Source | None) -> str:
     if source is not None and source.is_dialling:
         return (
             "let the \"endpoint\" of that engine's --kv-events-config be kvlb's host and this port, and of no other's"
         )
-    return "open the port between kvlb and the engine, and look whether vLLM binds it to an address of its own"
+    mend = ", or mend events of [[replicas]]" if source is not None and source.is_set else ""
+    return f"open the port between kvlb and the engine, and look whether vLLM binds it to an address of its own{mend}"
 
 
 def replay(facts: Facts) -> Iterator[Finding]:
@@ -144,6 +152,8 @@ def replay(facts: Facts) -> Iterator[Finding]:
             )
         elif stream.is_complete:
             yield ok(each.replica, "nothing is missing")
+        elif stream.problem:
+            yield skipped(each.replica, "no event comes live (see port)")
         elif stream.replays_unanswered:
             yield degraded(
                 each.replica,
@@ -163,7 +173,11 @@ def replay(facts: Facts) -> Iterator[Finding]:
 def recipe(facts: Facts) -> Iterator[Finding]:
     """Its first event has proven that blocks are hashed here as they are hashed there."""
     for each, stream in _connected(facts):
-        if each.keys == "proven":
+        if each.overruled:
+            for one in each.overruled:
+                told = f"{one.setting} is set to {one.given}, the engine has {one.actual}"
+                yield degraded(each.replica, told, f"remove {one.setting} of [[replicas]]")
+        elif each.keys == "proven":
             yield ok(each.replica, "its hashes are proven by its own events")
         elif each.keys == "learned":
             yield degraded(
@@ -189,7 +203,8 @@ def seed(facts: Facts) -> Iterator[Finding]:
     """Where hashes depend on PYTHONHASHSEED, it is known."""
     for each in _caching(facts):
         if each.keys == "learned":
-            continue  # the recipe's check says so
+            yield skipped(each.replica, "its hashes are learned from its events (see recipe)")
+            continue
         if each.has_known_root is False and each.keys != "proven":
             cause = "xxhash kinds hash" if (each.algorithm or "").startswith("xxhash") else "vLLM before 0.30 hashes"
             yield degraded(
@@ -204,7 +219,9 @@ def seed(facts: Facts) -> Iterator[Finding]:
 def knowledge(facts: Facts) -> Iterator[Finding]:
     """What the index holds of its cache can be relied upon."""
     for each, _ in _connected(facts):
-        if each.knowledge in {"exact", "learned"}:
+        if each.knowledge == "exact" and each.keys == "unproven":
+            yield ok(each.replica, "its cache is known as exact so far; no event has proven it")
+        elif each.knowledge in {"exact", "learned"}:
             yield ok(each.replica, f"its cache is known as {each.knowledge}")
         else:
             yield degraded(

@@ -11,6 +11,7 @@ import aiohttp
 import msgspec
 
 from balancer.errors import ConfigError, Unreachable
+from balancer.http.reasons import reason
 from balancer.settings import check_url
 
 DEFAULT_GATEWAY: Final = "http://127.0.0.1:8080"
@@ -27,9 +28,16 @@ def add_gateway(parser: argparse.ArgumentParser, default: str | None = DEFAULT_G
 
 
 async def ask(
-    session: aiohttp.ClientSession, gateway: str, path: str, body: bytes | None = None, api_key: str | None = None
+    session: aiohttp.ClientSession,
+    gateway: str,
+    path: str,
+    body: bytes | None = None,
+    api_key: str | None = None,
+    otherwise: str = "",
 ) -> bytes:
     """The body of a good answer to GET, or to POST with a body of JSON.
+
+    ``otherwise`` is what else could be done where there is no gateway.
 
     Raises:
         ConfigError: the address is none, or the gateway refuses what it was asked (4xx), in its own words.
@@ -47,15 +55,18 @@ async def ask(
         ):
             answer = await response.read()
     except TimeoutError:
-        raise Unreachable(f"--gateway: {gateway} has not answered within {TIMEOUT_SECONDS:g} s") from None
+        raise Unreachable(f"{gateway} has not answered within {TIMEOUT_SECONDS:g} s") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise Unreachable(f"--gateway: {gateway} cannot be reached: {error}; start it with kvlb serve") from error
+        where = f"{gateway} (the default)" if gateway == DEFAULT_GATEWAY else gateway
+        raise Unreachable(
+            f"no gateway at {where}: {reason(error)}; start it with kvlb serve, or name it with --gateway{otherwise}"
+        ) from error
     if response.status == 200:
         return answer
     message, code = _error(answer)
     if message is None or code == "unknown_path":
         raise Unreachable(
-            f"--gateway: {gateway} answers {path.partition('?')[0]} with {response.status}: it is no kvlb, or an older one"
+            f"{gateway} answers {path.partition('?')[0]} with {response.status}: it is no kvlb, or an older one"
         )
     if 400 <= response.status < 500:
         raise ConfigError(message)
@@ -89,4 +100,4 @@ def decoded(answer: bytes, kind: type[Any], gateway: str) -> Any:
     try:
         return msgspec.json.decode(answer, type=kind)
     except msgspec.MsgspecError as error:
-        raise Unreachable(f"--gateway: {gateway} answers what no kvlb of this version would: {error}") from None
+        raise Unreachable(f"{gateway} answers what no kvlb of this version would: {error}") from None

@@ -7,6 +7,7 @@ Knows flags, where to look, and exit codes: 0 all is well, 1 something works les
 import argparse
 import logging
 import math
+import sys
 from typing import Final
 
 import aiohttp
@@ -24,6 +25,8 @@ from balancer.settings import Settings
 
 EXIT_CODES: Final = {Verdict.SKIPPED: 0, Verdict.OK: 0, Verdict.DEGRADED: 1, Verdict.BROKEN: 2}
 USAGE: Final = 3
+
+FLEET: Final = ", or give --replica URL for engines without a gateway"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -75,16 +78,22 @@ async def _find_out(args: argparse.Namespace) -> Facts:
             )
         settings = _settings(args)
         key = args.api_key or settings.upstream.api_key
-        async with looking_at(settings, args.timeout) as facts_of_fleet:
+        async with looking_at(settings, args.timeout, _tell) as facts_of_fleet:
             return await diagnose(facts_of_fleet, api_key=key, probe=args.probe, ports=True)
     gateway = args.gateway or DEFAULT_GATEWAY
     async with aiohttp.ClientSession() as session:
 
         async def facts_of_gateway() -> Facts:
-            found: Facts = decoded(await ask(session, gateway, "/debug/facts", None, args.api_key), Facts, gateway)
+            found: Facts = decoded(
+                await ask(session, gateway, "/debug/facts", None, args.api_key, FLEET), Facts, gateway
+            )
             return found
 
         return await diagnose(facts_of_gateway, api_key=args.api_key, probe=args.probe, ports=False)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _settings(args: argparse.Namespace) -> Settings:

@@ -156,8 +156,7 @@ async def _wait_ready(service: RouterService, seconds: float, stop: asyncio.Even
             wait.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
     if not done:
-        problems = "; ".join(f"{url}: {watcher.problem}" for url, watcher in service.watchers.items())
-        raise BalancerError(f"no replica can be used after {seconds:g} s ({problems}); start vLLM first")
+        raise BalancerError(f"no replica can be used after {seconds:g} s ({service.problems()}); start vLLM first")
     for wait in done:
         wait.result()
 

@@ -80,8 +80,7 @@ class _Control:
     async def ready(self, request: web.Request) -> web.Response:
         """Whether a request would find a replica."""
         if not self._service.is_ready:
-            problems = {url: watcher.problem for url, watcher in self._service.watchers.items()}
-            return error_response(NoReplica(f"no replica can be used: {problems}", retry_after=2))
+            return error_response(NoReplica(f"no replica can be used: {self._service.problems()}", retry_after=2))
         return web.json_response({"status": "ready"})
 
     async def metrics(self, request: web.Request) -> web.Response:

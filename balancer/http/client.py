@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from balancer.http.exchange import Limits, NotConnected, Receiver, Unanswered, UpstreamConnection
 from balancer.http.messages import Outgoing
+from balancer.http.reasons import reason
 
 UNIX: Final = "unix:"
 """Begins the address of a socket in the file system, such as unix:/run/kvlb/control."""
@@ -115,7 +116,7 @@ class EndpointPool:
         except TimeoutError as error:
             raise NotConnected(f"no connection within {seconds:g} s") from error
         except (OSError, UnicodeError) as error:
-            raise NotConnected(str(error) or type(error).__name__) from error
+            raise NotConnected(reason(error)) from error
         self._all.add(connection)
         return connection
 

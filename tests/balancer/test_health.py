@@ -74,7 +74,7 @@ def test_an_engine_is_learned_once_and_then_only_asked_whether_it_lives() -> Non
     ("path", "answer", "problem"),
     [
         ("/health", "503 Busy", "answers /health with 503"),
-        ("/v1/models", "401 Unauthorized", "set upstream.api_key to the engine's key"),
+        ("/v1/models", "401 Unauthorized", "set upstream.api_key to the engine's"),
         ("/v1/models", "404 Not Found", "answers /v1/models with 404"),
     ],
 )
@@ -255,6 +255,35 @@ def test_an_engine_that_sleeps_takes_no_requests_until_it_is_awake() -> None:
             await eventually(lambda: watch.statuses == [Status.READY, Status.ASLEEP, Status.READY])
             assert len(watch.learned) == 1, "it is the same engine"
             assert {pulse.asleep for pulse in watch.pulses} == {frozenset(), frozenset({0})}
+
+    run(check())
+
+
+def test_an_engine_that_refuses_its_key_is_heard_and_says_so() -> None:
+    async def refuse(request: Received) -> None:
+        request.answer(b"", status="401 Unauthorized")
+
+    async def check() -> None:
+        async with upstream(paths={"/v1/models": refuse}) as replica, watching(replica.url) as watch:
+            await eventually(lambda: watch.watcher.refusal == 401)
+            assert (watch.watcher.is_heard, watch.watcher.is_known) == (True, False)
+            expected = "refuses the key (answers /v1/models with 401); set upstream.api_key to the engine's"
+            assert watch.watcher.problem == expected
+            replica.paths["/v1/models"] = b'{"data":[{"id":"m"}]}'
+            await eventually(lambda: watch.watcher.is_known)
+            assert not watch.watcher.refusal
+            await eventually(lambda: watch.watcher.problem is None)
+
+    run(check())
+
+
+def test_an_address_where_nobody_listens_is_not_heard() -> None:
+    async def check() -> None:
+        async with upstream() as replica:
+            url = replica.url
+        async with watching(url) as watch:
+            await eventually(lambda: watch.watcher.problem == "connection refused")
+            assert not watch.watcher.is_heard
 
     run(check())
 

@@ -171,6 +171,58 @@ def test_a_port_where_nobody_or_somebody_else_listens_is_told_apart(doctor: Doct
     run(check())
 
 
+SETTINGS_FAULTS = [
+    ("block_size = 64", ("recipe", Verdict.DEGRADED), "block_size is set to 64, the engine has 16; remove block_size"),
+    ('topic = "kv@"', ("port", Verdict.BROKEN), "publishes under topic '', subscribed to 'kv@'; set topic"),
+]
+
+
+@pytest.mark.parametrize(("setting", "line", "expected"), SETTINGS_FAULTS)
+def test_a_setting_that_is_not_the_engines_is_found(
+    doctor: Doctor, tmp_path: Path, setting: str, line: tuple[str, Verdict], expected: str
+) -> None:
+    async def check() -> None:
+        async with running(config()) as engine:
+            path = tmp_path / "kvlb.toml"
+            path.write_text(f'[[replicas]]\nurl = "{engine.url}"\n{setting}\n')
+            for words in ((), ("--probe",)):
+                _, told = await doctor("--config", str(path), *words)
+                assert line[0] in faults(told)
+                assert expected in told[line]
+
+    run(check())
+
+
+def test_a_probe_whose_events_come_elsewhere_is_told(doctor: Doctor, tmp_path: Path) -> None:
+    async def check() -> None:
+        async with running(config()) as one, running(config()) as other:
+            path = tmp_path / "kvlb.toml"
+            path.write_text(
+                f'[[replicas]]\nurl = "{one.url}"\nevents = "{other.events()}"\nreplay = "{other.replay()}"\n'
+            )
+            code, told = await doctor("--config", str(path), "--probe")
+            assert (code, faults(told)) == (2, {"port"})
+            assert "the probe was answered, and no event came" in told["port", Verdict.BROKEN]
+
+    run(check())
+
+
+def test_what_takes_long_is_told_while_it_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def check() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            closed = free.getsockname()[1]
+        async with running(config()) as engine:
+            path = tmp_path / "kvlb.toml"
+            path.write_text(f'[[replicas]]\nurl = "{engine.url}"\nevents = "tcp://127.0.0.1:{closed}"\n')
+            assert await kvlb("doctor", "--timeout", "1.5", "--config", str(path)) == 2
+        told = capsys.readouterr()
+        assert told.err == f"waiting up to 1.5 s for tcp://127.0.0.1:{closed}\n"
+        assert "connection refused; open the port" in told.out
+        assert "or mend events of [[replicas]]" in told.out
+
+    run(check())
+
+
 def test_what_traffic_shows_is_told_by_the_gateway(doctor: Doctor) -> None:
     async def check() -> None:
         async with fleet(config(has_usage_details=False)) as over:
@@ -226,7 +278,7 @@ def test_an_engine_that_answers_nothing_is_given_up(doctor: Doctor, monkeypatch:
         async with upstream(paths={"/health": never}) as one, upstream(paths={"/tokenize": never}) as two:
             monkeypatch.setattr(balancer.doctor, "PROBE_SECONDS", 0.5)
             code, told = await doctor("--probe", f"--replica={one.url}", f"--replica={two.url}")
-            assert (code, told["endpoint", Verdict.BROKEN].split(";")[0]) == (2, "cannot be used: TimeoutError")
+            assert (code, told["endpoint", Verdict.BROKEN].split(";")[0]) == (2, "cannot be used: no answer in time")
             assert "cannot be reached from here" in told["tokenizer", Verdict.DEGRADED]
 
     run(check())
@@ -240,7 +292,7 @@ def test_samples_are_asked_in_both_ways_of_every_engine() -> None:
     async def check() -> None:
         async with running(config()) as one, running(config(has_scale_out=False)) as two:
             settings = Settings(replicas=(ReplicaSettings(url=one.url), ReplicaSettings(url=two.url)))
-            async with looking_at(settings, 4) as ask:
+            async with looking_at(settings, 4, print) as ask:
                 facts: Facts = await diagnose(ask, api_key=None, probe=False, ports=True)
             ways = {(each.endpoint, each.sample, each.way) for each in facts.samples}
             both = {(one.url, name, way) for name in SAMPLES for way in ("render", "tokenize")}
@@ -254,7 +306,11 @@ def test_engines_with_a_key_are_asked_with_it(doctor: Doctor) -> None:
         async with running(config(api_key="secret")) as engine:
             code, told = await doctor(f"--replica={engine.url}")
             assert code == 2
-            assert "upstream.api_key" in told["endpoint", Verdict.BROKEN]
+            assert (
+                told["endpoint", Verdict.BROKEN] == "asks for a key; give --api-key KEY (kvlb serve: upstream.api_key)"
+            )
+            code, told = await doctor(f"--replica={engine.url}", "--api-key", "wrong")
+            assert (code, told["endpoint", Verdict.BROKEN].split(";")[0]) == (2, "the key was refused")
             code, told = await doctor(f"--replica={engine.url}", "--api-key", "secret", "--probe")
             assert (code, faults(told)) == (0, set())
 
@@ -265,7 +321,7 @@ def test_engines_with_a_key_are_asked_with_it(doctor: Doctor) -> None:
     ("words", "message"),
     [
         (["--gateway", "http://127.0.0.1:9", "--replica", "http://h:1"], "--gateway: looks at a running gateway"),
-        (["--gateway", "http://127.0.0.1:9"], "http://127.0.0.1:9 cannot be reached"),
+        (["--gateway", "http://127.0.0.1:9"], "no gateway at http://127.0.0.1:9: connection refused"),
         (["--gateway", "nowhere"], "--gateway: 'nowhere' is not an endpoint"),
         (["--replica", "h:1"], "replicas[0].url: 'h:1' is not an endpoint"),
         (["--config", "/no/such.toml"], "--config: cannot read '/no/such.toml'"),

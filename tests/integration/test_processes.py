@@ -39,7 +39,7 @@ def serve(*flags: str) -> Sequence[str]:
         (
             serve("--port", "0", "--startup-timeout", "0.3", "--log-level", "error"),
             1,
-            "kvlb: no replica can be used after 0.3 s (http://127.0.0.1:9: Cannot connect to host 127.0.0.1:9 ",
+            "kvlb: no replica can be used after 0.3 s (http://127.0.0.1:9: connection refused)",
         ),
         (("fake-engine", "--block-size", "0"), 2, "kvlb: fake-engine: block_size"),
         (("demo", "--seconds", "0"), 2, "kvlb: --seconds: give a number above 0"),

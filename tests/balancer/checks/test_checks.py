@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from balancer.checks import CHECKS, examine
-from balancer.checks.facts import Cache, Facts
+from balancer.checks.facts import Cache, Facts, Overruled
 from balancer.checks.finding import Result, Verdict
 from tests.balancer.checks.samples import cache, endpoint, facts, sample
 
@@ -35,7 +35,10 @@ REPLICA_FAULTS: list[tuple[str, Verdict, Cache, str, str]] = [
     ("port", Verdict.BROKEN, cache(source={"is_dialling": True}, stream=None), "no subscription to", "kvlb's host"),
     ("port", Verdict.BROKEN, cache(stream={"is_connected": False, "problem": "firewall"}), "tcp://h:5557: firewall", ""),
     ("port", Verdict.BROKEN, cache(stream=None), "no subscription to tcp://h:5557", "open the port"),
-    ("port", Verdict.BROKEN, cache(stream={"foreign_topics": 1}), "under another topic", "set topic"),
+    ("port", Verdict.BROKEN, cache(source={"is_set": True}, stream=None), "no subscription", "or mend events of [[replicas]]"),
+    ("port", Verdict.BROKEN, cache(stream={"problem": "publishes under topic ''"}), "publishes under topic ''", "set topic"),
+    ("port", Verdict.BROKEN, cache(stream=None, without_events=50), "50 requests were answered, and no event", "the topic and"),
+    ("port", Verdict.BROKEN, cache(is_unheard=True), "the probe was answered, and no event came", "the topic and the port"),
     ("port", Verdict.DEGRADED, cache(stream={"malformed": 4}), "4 messages", "look whether"),
     ("replay", Verdict.DEGRADED, cache(source={"replay": None}), "has no replay socket", '"replay_endpoint"'),
     ("replay", Verdict.DEGRADED, cache(stream={"is_complete": False, "replays_unanswered": 2}), "not answered 2 times", "open"),
@@ -44,6 +47,13 @@ REPLICA_FAULTS: list[tuple[str, Verdict, Cache, str, str]] = [
     ("recipe", Verdict.DEGRADED, cache(keys="learned", keys_reason="agree with none"), "agree with none", "PYTHONHASHSEED"),
     ("recipe", Verdict.DEGRADED, cache(keys="unproven", keys_reason="contradicted"), "contradicted", "version"),
     ("recipe", Verdict.SKIPPED, cache(keys="unproven", keys_reason="", stream={"batches": 0}), "no traffic", "--probe"),
+    (
+        "recipe", Verdict.DEGRADED, cache(overruled=(Overruled("block_size", "64", "16"),)),
+        "block_size is set to 64, the engine has 16", "remove block_size of [[replicas]]",
+    ),
+    ("replay", Verdict.SKIPPED, cache(stream={"is_complete": False, "problem": "another topic"}), "see port", ""),
+    ("seed", Verdict.SKIPPED, cache(keys="learned", has_known_root=False), "see recipe", ""),
+    ("knowledge", Verdict.OK, cache(keys="unproven", keys_reason=""), "exact so far; no event has proven it", ""),
     ("recipe", Verdict.SKIPPED, cache(keys="unproven", keys_reason=""), "tokens in it", "--probe"),
     ("seed", Verdict.DEGRADED, cache(has_known_root=False, keys="unproven"), "vLLM before 0.30 hashes", "PYTHONHASHSEED=0"),
     ("seed", Verdict.DEGRADED, cache(has_known_root=False, keys="unproven", algorithm="xxhash"), "xxhash kinds", "seed"),
@@ -67,12 +77,18 @@ def test_a_fault_of_a_replica_has_its_line(check: str, verdict: Verdict, given: 
 FLEET_FAULTS: list[tuple[str, Verdict, dict[str, Any], str, str]] = [
     ("kvlb", Verdict.DEGRADED, {"doctor": "2.0"}, "the gateway is 1.0, this doctor 2.0", "the gateway's own"),
     ("endpoint", Verdict.BROKEN, {"endpoints": (LOST,)}, "cannot be used: refused", "start vLLM"),
+    ("endpoint", Verdict.BROKEN, {"endpoints": (endpoint(problem="401", lacks_key=True),)}, "asks for a key", "--api-key KEY"),
+    ("endpoint", Verdict.BROKEN, {"endpoints": (endpoint(problem="401", refuses_key=True),)}, "was refused", "--api-key KEY"),
     ("endpoint", Verdict.BROKEN, {"endpoints": ()}, "there are no endpoints", "--replica"),
     ("addresses", Verdict.DEGRADED, {"endpoints": (endpoint(), endpoint(url="http://H:8000/"))}, "is the same address", "once"),
     ("version", Verdict.DEGRADED, {"endpoints": (endpoint(version=None),)}, "does not tell its version", "version ="),
     ("version", Verdict.DEGRADED, {"endpoints": (endpoint(version="0.8.5"),)}, "0.8.5 has no KV events", "update"),
     ("clock", Verdict.DEGRADED, {"endpoints": (endpoint(clock_skew=-7.2),)}, "its clock is 7 s behind", "time server"),
     ("clock", Verdict.DEGRADED, {"endpoints": (endpoint(clock_skew=2.6),)}, "its clock is 3 s ahead", "time server"),
+    (
+        "tokenizer", Verdict.OK, {"samples": (sample("a", 1, way="tokenize", sample="chat"),)},
+        "by /tokenize; --enable-scale-out (vLLM 0.30) would make chats exact", "",
+    ),
     ("tokenizer", Verdict.SKIPPED, {"samples": ()}, "no engine could be asked", ""),
     ("tokenizer", Verdict.DEGRADED, {"samples": (sample("a", error="refused"),)}, "nobody tokenises", "--enable-scale-out"),
     ("tokenizer", Verdict.BROKEN, {"samples": (sample("a", 1), sample("b", 2))}, "a (render) and b (render)", "same tokenizer"),

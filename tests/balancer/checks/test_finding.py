@@ -5,11 +5,14 @@ from balancer.checks.finding import Verdict, broken, degraded, gathered, ok, ski
 
 def test_subjects_of_which_the_same_is_said_share_a_line() -> None:
     results = gathered(
-        "events", [ok("a", "on"), broken("b", "off", "turn it on"), ok("c", "on"), ok("d", "on"), ok("e", "on")]
+        "events",
+        [ok("a", "on"), broken("b", "off", "turn it on"), ok("c", "on"), ok("d", "on"), ok("e", "on")]
+        + [broken(name, "late", "wait") for name in "fghi"],
     )
     assert [str(each) for each in results] == [
         "ok        events     a, c, d and 1 more: on",
         "broken    events     b: off; turn it on",
+        "broken    events     f, g, h, i: late; wait",
     ]
 
 

@@ -72,6 +72,22 @@ def test_a_gateway_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
     run(check())
 
 
+def test_where_no_gateway_is_its_address_and_the_remedies_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        async with upstream() as one:
+            pass
+        monkeypatch.setattr(asking, "DEFAULT_GATEWAY", one.url)
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(Unreachable) as caught:
+                await asking.ask(session, one.url, "/debug/x", otherwise=", or give --replica URL")
+        assert str(caught.value) == (
+            f"no gateway at {one.url} (the default): connection refused; start it with kvlb serve, "
+            "or name it with --gateway, or give --replica URL"
+        )
+
+    run(check())
+
+
 def test_an_answer_of_another_shape_is_told() -> None:
     with pytest.raises(Unreachable, match="http://h answers what no kvlb of this version would"):
         asking.decoded(b"[]", asking._Answer, "http://h")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.gateways import gateway, get, post, split
-from tests.support.upstream import upstream
+from tests.support.upstream import Received, upstream
 from tests.support.waiting import eventually, run
 
 BODY = b'{"model":"m","prompt":[1,2,3]}'
@@ -78,7 +78,7 @@ def test_what_is_served_here_answers_get_and_head(path: str) -> None:
 def test_health_is_about_the_gateway_and_ready_about_the_replicas() -> None:
     async def check() -> None:
         async with gateway(["http://127.0.0.1:9"], wait=False) as front:
-            await eventually(lambda: "Cannot connect" in str(front.service.watchers["http://127.0.0.1:9"].problem))
+            await eventually(lambda: "connection refused" in str(front.service.watchers["http://127.0.0.1:9"].problem))
             assert split(await front.exchange(get("/health")))[0] == "HTTP/1.1 200 OK"
             status, headers, body = split(await front.exchange(get("/ready")))
             assert status == "HTTP/1.1 503 Service Unavailable"
@@ -153,7 +153,7 @@ def test_a_model_of_an_endpoint_that_has_not_answered_is_not_called_unknown() ->
             await eventually(lambda: front.service.is_ready)
             status, _, body = split(await front.exchange(post("/v1/completions", b'{"model":"x","prompt":[1]}')))
             assert status == "HTTP/1.1 503 Service Unavailable"
-            assert "1 of 2 endpoints have not answered yet" in json.loads(body)["error"]["message"]
+            assert "1 of 2 endpoints cannot be used" in json.loads(body)["error"]["message"]
 
     run(check())
 
@@ -182,3 +182,38 @@ def test_decisions_are_told_only_if_that_is_set() -> None:
 
     run(check(True))
     run(check(False))
+
+
+def test_a_model_that_nobody_serves_is_unknown_once_all_have_been_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(request: Received) -> None:
+        request.answer(b"", status="401 Unauthorized")
+
+    async def check() -> None:
+        async with upstream() as one, upstream(paths={"/v1/models": refuse}) as locked:
+            async with upstream() as gone:
+                free = gone.url
+            body = post("/v1/completions", b'{"model":"other","prompt":"x"}')
+            async with gateway([one.url, locked.url], wait=False) as front:
+                await eventually(lambda: all(each.is_heard for each in front.service.watchers.values()))
+                status, _, answer = split(await front.exchange(body))
+                assert status == "HTTP/1.1 404 Not Found"
+                assert b"1 of 2 endpoints cannot be used (see /kvlb/status)" in answer
+            async with gateway([one.url, free], wait=False) as front:
+                await eventually(lambda: front.service.is_ready)
+                assert split(await front.exchange(body))[0] == "HTTP/1.1 503 Service Unavailable"
+                monkeypatch.setattr(front.service, "_starting_until", 0.0)
+                assert split(await front.exchange(body))[0] == "HTTP/1.1 404 Not Found"
+
+    run(check())
+
+
+def test_who_is_not_ready_says_why_in_words() -> None:
+    async def check() -> None:
+        async with upstream() as one:
+            url = one.url
+        async with gateway([url], wait=False) as front:
+            await eventually(lambda: front.service.watchers[url].problem == "connection refused")
+            answer = split(await front.exchange(get("/ready")))[2]
+            assert f'"no replica can be used: {url}: connection refused"'.encode() in answer
+
+    run(check())
