@@ -77,6 +77,8 @@ class Difference(msgspec.Struct, frozen=True):
     ``was_promised`` is false for an estimate (partial or blind replica). ``time`` is on the caller's clock, in seconds.
     """
 
+    request_id: str
+
     replica: ReplicaId
     model: str
     prompt_tokens: int
@@ -140,6 +142,7 @@ class Audit:
             tally.causes[cause] += 1
         self.differences.append(
             Difference(
+                request_id=decision.request_id,
                 replica=decision.replica.id,
                 model=decision.model,
                 prompt_tokens=decision.prompt_tokens,

@@ -87,7 +87,7 @@ class RouteRequest(msgspec.Struct, frozen=True):
     ``prompt_lengths`` has the tokens of each prompt (one, but for completions with a list of prompts); empty when the
     tokens are unknown. ``size_hint`` is a guess of the total for that case. ``reads_cache`` is false for requests that
     compute their whole prompt whatever is cached (vLLM: ``prompt_logprobs``). ``is_comparable`` says whether the engine's
-    ``cached_tokens`` will be that of this one prompt.
+    ``cached_tokens`` will be that of this one prompt. ``request_id`` names it to people.
     """
 
     model: str
@@ -97,6 +97,7 @@ class RouteRequest(msgspec.Struct, frozen=True):
     reads_cache: bool = True
     is_comparable: bool = True
     excluded: frozenset[ReplicaId] = frozenset()
+    request_id: str = ""
 
     @property
     def prompt_tokens(self) -> int:
@@ -153,6 +154,7 @@ class Decision(msgspec.Struct, frozen=True):
     model: str = ""
     is_comparable: bool = False
     held_tokens: int = 0
+    request_id: str = ""
 
 
 class Outcome(StrEnum):
@@ -167,10 +169,12 @@ class Outcome(StrEnum):
 class Truth(msgspec.Struct, frozen=True):
     """What the engine said afterwards of one request (``usage`` of its answer); None where it said nothing.
 
-    ``cached_tokens`` needs ``--enable-prompt-tokens-details`` on the engine (vLLM 0.32).
+    ``status`` is the HTTP status of its answer. ``cached_tokens`` needs ``--enable-prompt-tokens-details`` on the engine
+    (vLLM 0.32).
     """
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     finish_reason: str | None = None
+    status: int | None = None

@@ -136,6 +136,7 @@ class Router:
             model=request.model,
             is_comparable=is_comparable,
             held_tokens=holding.held_tokens if request.reads_cache else 0,
+            request_id=request.request_id,
         )
         return decision, holding
 

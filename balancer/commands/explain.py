@@ -190,6 +190,9 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _outcome(told: Explanation) -> str:
+    status = None if told.truth is None else told.truth.status
+    if status is not None and status >= 400:
+        return f"outcome: {told.outcome} {status}"
     cached = None if told.truth is None else told.truth.cached_tokens
     if cached is None:
         return f"outcome: {told.outcome}; the engine did not say what it had cached"

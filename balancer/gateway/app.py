@@ -14,6 +14,7 @@ from aiohttp import web
 from balancer.errors import NoReplica, RequestError, UnknownModel, UnknownPath
 from balancer.gateway import audit, debug, index_api, snapshot
 from balancer.gateway.refusals import error_response
+from balancer.knowledge import View
 from balancer.metrics import Metrics
 from balancer.service import RouterService
 
@@ -65,6 +66,10 @@ async def _translate_errors(request: web.Request, handler: Any) -> web.StreamRes
     return response
 
 
+def _knowledge(view: View, now: float) -> dict[str, Any]:
+    return {"state": view.state, "reason": view.reason, "for_seconds": now - view.since}
+
+
 class _Control:
     """The paths that are answered here."""
 
@@ -102,7 +107,7 @@ class _Control:
         """What is known of each endpoint and replica, for people and for tests."""
         router = self._service.router
         publishers = self._service.publishers()
-        now = time.time()
+        now, monotonic = time.time(), time.monotonic()
         replicas = [
             {
                 "replica": live.replica.id,
@@ -114,7 +119,7 @@ class _Control:
                 "queued_tokens": live.queued_tokens,
                 "blocks": router.caches.index.gpu.blocks(live.replica.id),
                 "copies": router.caches.index.gpu.copies(live.replica.id),
-                "knowledge": router.caches.view(live.replica.id, time.monotonic()),
+                "knowledge": _knowledge(router.caches.view(live.replica.id, monotonic), monotonic),
                 "losses": router.caches.losses[live.replica.id],
                 "events": publishers.get(live.replica.id),
                 "predictions": router.caches.audit.counts(live.replica.id),

@@ -3,6 +3,7 @@
 Knows the audit's sums and its last differences. Never changes anything.
 """
 
+import time
 from typing import Any
 
 import msgspec
@@ -34,13 +35,16 @@ def _limit(text: str | None) -> int | None:
 def _audit(service: RouterService, limit: int | None) -> dict[str, Any]:
     router = service.router
     differences = list(router.caches.audit.differences)
+    if limit is not None:
+        differences = differences[max(0, len(differences) - limit) :]
+    epoch = time.time() - time.monotonic()
     return {
         "tallies": [
             {"replica": replica, "model": model, **_told(tally)}
             for (replica, model), tally in router.caches.audit.tallies.items()
         ],
         "corrections": router.caches.healer.corrections,
-        "differences": differences if limit is None else differences[max(0, len(differences) - limit) :],
+        "differences": [msgspec.structs.replace(each, time=epoch + each.time) for each in differences],
     }
 
 

@@ -6,6 +6,8 @@ is something added, so that nobody takes it for whole.
 
 from collections.abc import Callable
 
+import msgspec
+
 from balancer.core import Decision, Truth
 from balancer.decisions import Origin
 from balancer.dialects import error_event
@@ -50,7 +52,7 @@ class Passing(Relay):
         if body:
             watch.feed(body)
         if is_last:  # before the client has it: who asks what came of a request has had its answer
-            self.truth = watch.truth()
+            self.truth = msgspec.structs.replace(watch.truth(), status=self.reply.status)
             self.is_good = self.reply.status < 400 and watch.is_done and not watch.has_failed
         super().received(body, is_last=is_last)
         if not self._has_output and watch.has_output:

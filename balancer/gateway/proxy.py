@@ -10,7 +10,7 @@ import logging
 import msgspec
 
 from balancer.core import Decision, Outcome, RouteRequest
-from balancer.decisions import Origin
+from balancer.decisions import MAX_ID, Origin
 from balancer.errors import NoReplica, RequestError, UpstreamFailed, UpstreamTimeout
 from balancer.gateway import headers
 from balancer.gateway.body import unpacked
@@ -55,7 +55,7 @@ class Proxy:
         return await read_request(self._service, path, content_type, body, headers.for_questions(fields))
 
     async def _forward(self, asking: "_Asking", reply: Reply) -> None:
-        wanted = asking.asked.request
+        wanted = msgspec.structs.replace(asking.asked.request, request_id=asking.origin.request_id[:MAX_ID])
         failure: RequestError | None = None
         for _ in range(self._settings.upstream.attempts):
             try:

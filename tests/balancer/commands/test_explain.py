@@ -142,6 +142,11 @@ def test_what_came_of_it_is_the_last_line(truth: Truth | None, line: str) -> Non
     assert explain.written(told(outcome=Outcome.OK, truth=truth)).splitlines()[-1] == line
 
 
+def test_an_engines_error_is_told_with_its_status() -> None:
+    last = explain.written(told(outcome=Outcome.ERROR, truth=Truth(status=400))).splitlines()[-1]
+    assert last == "outcome: error 400"
+
+
 def test_a_guess_is_told_as_one() -> None:
     first = explain.written(told(knows_tokens=False)).splitlines()[0]
     assert "1,041 prompt tokens (a guess: nobody tokenised it)" in first

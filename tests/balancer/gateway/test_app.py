@@ -170,6 +170,8 @@ def test_the_status_page_tells_all_that_is_known() -> None:
             assert (page["policy"], page["open_leases"], page["endpoints"]) == ("cache_aware", 0, {replica.url: "ok"})
             (told,) = page["replicas"]
             assert (told["status"], told["models"], told["in_flight"], told["events"]) == ("ready", ["m"], 0, None)
+            assert told["knowledge"]["state"] == "blind"
+            assert 0 <= told["knowledge"]["for_seconds"] < 60
 
     run(check())
 

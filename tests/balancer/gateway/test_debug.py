@@ -44,6 +44,20 @@ def test_a_request_is_told_with_its_outcome() -> None:
     run(check())
 
 
+def test_an_engines_error_is_told_with_its_status() -> None:
+    async def refuse(request: Received) -> None:
+        request.answer(b'{"error":{"message":"no"}}', status="400 Bad Request")
+
+    async def check() -> None:
+        async with upstream() as one, gateway([one.url]) as front:
+            one.answer = refuse
+            await front.exchange(post("/v1/completions", BODY))
+            (decision,) = (await told(front, get("/debug/decisions")))[1]["decisions"]
+            assert (decision["outcome"], decision["truth"]["status"]) == ("error", 400)
+
+    run(check())
+
+
 @pytest.mark.parametrize("limit", ["x", "-1", "", "1" * 10, "%C2%B2"])
 def test_a_limit_that_is_no_number_is_refused(limit: str) -> None:
     async def check() -> None:
