@@ -110,7 +110,11 @@ def port(facts: Facts) -> Iterator[Finding]:
     for each, source in _sourced(facts):
         stream = each.stream
         if stream is not None and stream.is_connected and stream.problem:
-            yield broken(each.replica, stream.problem, 'set topic of [[replicas]] to the "topic" of --kv-events-config')
+            yield broken(
+                each.replica,
+                stream.problem,
+                'remove topic of [[replicas]], or set it to the "topic" of --kv-events-config',
+            )
         elif each.without_events >= SILENT_AFTER:
             told = f"{each.without_events:,} requests were answered, and no event came from {source}"
             yield broken(each.replica, told, OTHERS_REMEDY)

@@ -173,7 +173,7 @@ def test_a_port_where_nobody_or_somebody_else_listens_is_told_apart(doctor: Doct
 
 SETTINGS_FAULTS = [
     ("block_size = 64", ("recipe", Verdict.DEGRADED), "block_size is set to 64, the engine has 16; remove block_size"),
-    ('topic = "kv@"', ("port", Verdict.BROKEN), "publishes under topic '', subscribed to 'kv@'; set topic"),
+    ('topic = "kv@"', ("port", Verdict.BROKEN), "publishes under topic '', subscribed to 'kv@'; remove topic"),
 ]
 
 

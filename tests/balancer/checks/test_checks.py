@@ -36,7 +36,7 @@ REPLICA_FAULTS: list[tuple[str, Verdict, Cache, str, str]] = [
     ("port", Verdict.BROKEN, cache(stream={"is_connected": False, "problem": "firewall"}), "tcp://h:5557: firewall", ""),
     ("port", Verdict.BROKEN, cache(stream=None), "no subscription to tcp://h:5557", "open the port"),
     ("port", Verdict.BROKEN, cache(source={"is_set": True}, stream=None), "no subscription", "or mend events of [[replicas]]"),
-    ("port", Verdict.BROKEN, cache(stream={"problem": "publishes under topic ''"}), "publishes under topic ''", "set topic"),
+    ("port", Verdict.BROKEN, cache(stream={"problem": "publishes under topic ''"}), "under topic", "remove topic"),
     ("port", Verdict.BROKEN, cache(stream=None, without_events=50), "50 requests were answered, and no event", "the topic and"),
     ("port", Verdict.BROKEN, cache(is_unheard=True), "the probe was answered, and no event came", "the topic and the port"),
     ("port", Verdict.DEGRADED, cache(stream={"malformed": 4}), "4 messages", "look whether"),
