@@ -37,6 +37,8 @@ class IndexQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The body of ``POST /index/query``: a prompt as token ids, or as the keys that the engines' events have for its blocks."""
 
     model: str | None = None
+    model_name: str | None = None
+    """The same, as peers call it."""
     tenant_id: str | None = None
     token_ids: list[int] | None = None
     block_hashes: list[int] | None = None
@@ -54,6 +56,8 @@ def read_query(body: bytes) -> IndexQuery:
         BadRequest: it cannot be read, or has not exactly one kind of prompt.
     """
     query = decode(_query, body, DOCUMENT)
+    if query.model is None and query.model_name is not None:
+        query = msgspec.structs.replace(query, model=query.model_name)
     if (query.token_ids is None) == (query.block_hashes is None):
         raise BadRequest("token_ids: give either token_ids or block_hashes", param="token_ids")
     return query

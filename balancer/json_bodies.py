@@ -4,7 +4,7 @@ Knows msgspec's messages and turns them round. Never knows what the fields mean.
 """
 
 import re
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -42,13 +42,22 @@ def cut_list(body: bytes, field: bytes) -> tuple[bytes, bytes] | None:
     return body[found.end() - 1 : end + 1], b"%bnull%b" % (body[: found.end() - 1], body[end + 1 :])
 
 
+_WORDS: Final = {"str": "a text", "int": "a number", "bool": "true or false", "array": "a list", "object": "an object"}
+"""msgspec's names of types, in words."""
+
+
+def _in_words(kinds: str) -> str:
+    """``int | str`` as a sentence has it."""
+    return " or ".join(_WORDS.get(kind, kind) for kind in kinds.split(" | "))
+
+
 def _refused(message: str, document: str) -> BadRequest:
     what, _, where = message.partition(" - at `$")
     field = where.rstrip("`").lstrip(".")
     missing = re.search(r"missing required field `(\w+)`", what)
     if missing:
         return BadRequest(f"{missing[1]}: missing; {document} says what it is", param=missing[1])
-    wrong = f"{what[:1].lower()}{what[1:]}"
+    wrong = re.sub(r"`([^`]*)`", lambda found: _in_words(found[1]), f"{what[:1].lower()}{what[1:]}")
     if not field:
         return BadRequest(f"the body: {wrong}; it has to be a JSON object with the fields of {document}")
     return BadRequest(f"{field}: {wrong}; see {document}", param=re.split(r"[\[.]", field)[0])

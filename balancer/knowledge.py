@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from balancer.core import Knowledge, Replica
+from balancer.words import counted
 from indexer.recognition import KeyState, Recognition
 from indexer.stream import Standing
 
@@ -88,15 +89,17 @@ def judge(replica: Replica, recognition: Recognition, standing: Standing, losses
 
 def _missing(losses: Losses) -> str:
     if losses.batches:
-        return f"{losses.batches} batches of events are lost for good"
+        return f"{counted(losses.batches, 'batch', 'batches')} of events lost for good"
     if losses.events:
-        return f"{losses.events} events could not be read"
+        return f"{counted(losses.events, 'event')} could not be read"
     if losses.is_overfull:
         return "its events name more blocks than it has: removals were lost, or a client asked for full cache reports"
     if losses.let_go:
-        return f"{losses.let_go} of its blocks were let go at [index] max_blocks"
+        return f"{counted(losses.let_go, 'block')} let go at [index] max_blocks"
     if losses.contradictions:
-        return f"its own figures contradicted the index {losses.contradictions} times, and nothing explains it"
+        return (
+            f"its own figures contradicted the index {counted(losses.contradictions, 'time')}, and nothing explains it"
+        )
     return ""
 
 
@@ -107,7 +110,9 @@ def _judge_keys(recognition: Recognition) -> View:
         return View(Knowledge.PARTIAL, recognition.doubt)
     if recognition.state is KeyState.LEARNED:
         if recognition.unplaced:
-            return View(Knowledge.PARTIAL, f"{recognition.unplaced} blocks could not be placed; {recognition.reason}")
+            return View(
+                Knowledge.PARTIAL, f"{counted(recognition.unplaced, 'block')} could not be placed; {recognition.reason}"
+            )
         if recognition.is_vague:
             return View(Knowledge.PARTIAL, recognition.reason)
         return View(Knowledge.LEARNED, recognition.reason)

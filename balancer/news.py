@@ -28,7 +28,8 @@ class News:
             case Forget():
                 log.info("%s: its index begins anew: %s", replica, step.reason)
             case Lost():
-                log.warning("%s: batches %d to %d of its events are lost", replica, step.first, step.last)
+                which = f"batch {step.first}" if step.first == step.last else f"batches {step.first} to {step.last}"
+                log.warning("%s: lost %s of its events", replica, which)
 
     def knowledge(self, replica: ReplicaId, view: View, now: float) -> None:
         """How much is known of the replica's cache at this moment; ask often."""

@@ -16,6 +16,7 @@ from balancer.fleet import Fleet, LiveReplica, Status
 from balancer.healing import SETTLE_SECONDS
 from balancer.matching import Holding
 from balancer.policies.base import Policy
+from balancer.words import counted
 from indexer.index import MAX_BLOCKS, ReplicaId
 
 
@@ -152,7 +153,7 @@ class Router:
         available = [live for live in serving if live.is_available() and live.replica.id not in request.excluded]
         if not available:
             raise NoReplica(
-                f"none of the {len(serving)} replicas of '{request.model}' can take a request now; try again",
+                f"none of {counted(len(serving), 'replica')} of '{request.model}' can take a request now; try again",
                 retry_after=2,
             )
         return available

@@ -283,14 +283,14 @@ class RouterService:
             replica = live.replica
             if replica.endpoint == endpoint:
                 order = self._pulses.look(replica.id, replica.rank, pulse, clears[replica.id])
-                self._obey(replica.id, order, "its process has begun anew")
+                self._obey(replica.id, order, "the engine was restarted")
 
     def _obey(self, replica: ReplicaId, order: Order | None, reason: str) -> None:
         match order:
             case Order.CLEAR:
                 self.router.caches.apply(replica, [AllBlocksCleared()])
             case Order.BEGIN_ANEW if replica in self._publishers:
-                log.info("%s: %s, which its events have not told yet", replica, reason)
+                log.info("%s: %s", replica, reason)
                 self.feed.reader.add(self._publishers[replica])  # the old subscription ends with a Forget
             case Order.BEGIN_ANEW:
                 self.router.caches.observe(replica, [Forget(reason)])
@@ -323,7 +323,8 @@ class RouterService:
 
     def _take(self, replica: ReplicaId, step: Step) -> None:
         """One step of the replica's event stream."""
-        self._news.step(replica, step)
+        if self.router.fleet.get(replica) is not None:  # of one that is gone, that has been told
+            self._news.step(replica, step)
         if isinstance(step, Apply):
             self.silence.heard(replica)
         elif isinstance(step, Forget):

@@ -17,6 +17,7 @@ from balancer.facts import CacheConfig, Described, describe
 from balancer.health import KEY_NEEDED, Watcher
 from balancer.service import RouterService
 from balancer.settings import ReplicaSettings, SnapshotSettings
+from balancer.words import counted
 from indexer.index import ReplicaId
 from indexer.recognition import KeyState, Recognition
 from indexer.sources.vllm import PublisherStatus
@@ -56,7 +57,9 @@ def survey(service: RouterService, snapshot: SnapshotSettings | None = None) -> 
 def _unsaved(service: RouterService) -> str | None:
     warm = service.warm
     return (
-        f"{warm.failures} attempts have failed; the log says why" if warm.failures and warm.saved_at is None else None
+        f"{counted(warm.failures, 'attempt')} failed; the log says why"
+        if warm.failures and warm.saved_at is None
+        else None
     )
 
 

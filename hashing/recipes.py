@@ -109,8 +109,8 @@ class Recipe(msgspec.Struct, frozen=True):
         if self.root is not None:
             return self.root
         if not self.has_known_root:
-            cause = "xxhash kinds" if self.algorithm.startswith("xxhash") else "vLLM before 0.30"
-            raise RecipeError(f"seed: {cause} draw a random root for each process; set PYTHONHASHSEED on the engines")
+            cause = "xxhash kinds draw" if self.algorithm.startswith("xxhash") else "vLLM before 0.30 draws"
+            raise RecipeError(f"seed: {cause} a random root for each process; set PYTHONHASHSEED on the engines")
         return _none_hash(self.algorithm, DEFAULT_SEED if self.seed is None else self.seed)
 
 

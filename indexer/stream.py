@@ -184,7 +184,7 @@ class EventStream:
         if self._live is not None and sequence <= self._live:
             steps += self._begin_incarnation(f"the sequence went back from {self._live} to {sequence}")
         elif self._verifying is not None and sequence <= self._verifying:
-            steps += self._begin_incarnation(f"the renewed connection is at sequence {sequence}, behind ours")
+            steps += self._begin_incarnation(f"the engine was restarted: it is at batch {sequence} again, behind ours")
         self._live = sequence
         if self.next_sequence is None:
             self.next_sequence = 0
@@ -253,13 +253,13 @@ class EventStream:
             return [self._ask_on()]
         self._fruitless = 0
         if self._verifying is not None:
-            return self._begin_incarnation("the engine behind the renewed connection does not know our last batch")
+            return self._begin_incarnation("the engine was restarted, or its replay buffer has moved on")
         self._is_caught_up = False
         return self._give_up_hole() if self.pending else []
 
     def _verify(self, sequence: int, batch: Batch) -> list[Step]:
         if sequence != self._verifying or batch.timestamp != self._last_timestamp:
-            return self._begin_incarnation("the engine behind the renewed connection is another one")
+            return self._begin_incarnation("the engine was restarted: its batches are other ones")
         self._verifying = None
         self.is_restored = False
         self._replay_was_fruitful = True

@@ -10,6 +10,7 @@ from typing import Final
 
 from balancer.checks.facts import Cache, Facts, Sample
 from balancer.checks.finding import Finding, broken, degraded, ok, skipped
+from balancer.words import counted
 
 ENOUGH_REQUESTS: Final = 20
 """Requests before anything is said of traffic."""
@@ -103,7 +104,7 @@ def tokenizer(facts: Facts) -> Iterator[Finding]:
 def salts(facts: Facts) -> Iterator[Finding]:
     """Requests can share what is cached: those with different ``cache_salt`` cannot."""
     if facts.requests < ENOUGH_REQUESTS:
-        yield skipped("traffic", f"{facts.requests} requests say nothing yet")
+        yield skipped("traffic", f"{counted(facts.requests, 'request')}: too few to say anything")
         return
     share = facts.salted / facts.requests
     if share > MANY and facts.salts > MANY * facts.salted:
@@ -137,7 +138,7 @@ def memory(facts: Facts) -> Iterator[Finding]:
 
 def snapshot(facts: Facts) -> Iterator[Finding]:
     """The index can be saved where the settings say, and began with what another one had."""
-    begun = f"taken over from {facts.taken_over_from} ({facts.taken_over_blocks:,} blocks)"
+    begun = f"taken over from {facts.taken_over_from} ({counted(facts.taken_over_blocks, 'block')})"
     if facts.snapshot is None and facts.taken_over_from is not None:
         yield ok("index", f"{begun}; it is not saved")
     elif facts.snapshot is None:

@@ -12,6 +12,7 @@ from balancer.checks.facts import Cache, Facts, Source, Stream
 from balancer.checks.finding import Finding, broken, degraded, ok, skipped
 from balancer.facts import EVENTS_FLAG
 from balancer.silence import SILENT_AFTER
+from balancer.words import counted
 
 OLDEST: Final = (0, 11)
 """The first release whose events are read (``indexer.wire``)."""
@@ -126,7 +127,7 @@ def port(facts: Facts) -> Iterator[Finding]:
         elif stream.malformed:
             yield degraded(
                 each.replica,
-                f"{stream.malformed} messages at {source} were no batches of KV events",
+                f"{counted(stream.malformed, 'message')} at {source}: no batches of KV events",
                 "look whether the port is vLLM's, and whether kvlb knows its version",
             )
         else:
@@ -161,7 +162,7 @@ def replay(facts: Facts) -> Iterator[Finding]:
         elif stream.replays_unanswered:
             yield degraded(
                 each.replica,
-                f"its replay socket {each.source.replay} has not answered {stream.replays_unanswered} times",
+                f"its replay socket {each.source.replay} has not answered {counted(stream.replays_unanswered, 'time')}",
                 "open that port too; a busy engine may also need longer than 5 s",
             )
         elif stream.is_replaying:

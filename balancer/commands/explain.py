@@ -22,6 +22,7 @@ from balancer.core import Knowledge
 from balancer.decisions import MAX_ID
 from balancer.errors import ConfigError
 from balancer.explain import Explanation, Seen
+from balancer.words import counted
 
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
@@ -145,7 +146,9 @@ def _chat(text: bytes) -> dict[str, Any]:
 
 def written(told: Explanation) -> str:
     """One decision as lines for people."""
-    count = f"{told.prompt_tokens:,} prompt tokens" + ("" if told.knows_tokens else " (a guess: nobody tokenised it)")
+    count = counted(told.prompt_tokens, "prompt token") + (
+        "" if told.knows_tokens else " (a guess: nobody tokenised it)"
+    )
     lines = [f"{told.path}, model {told.model}: {count}; policy {told.policy}; request {told.request_id}"]
     columns = slice(None, -1 if any(each.tiers is msgspec.UNSET for each in told.candidates) else None)
     lines += _table([row[columns] for row in (_HEAD, *(_row(each, told) for each in told.candidates))])

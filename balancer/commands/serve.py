@@ -33,6 +33,7 @@ from balancer.policies.base import names
 from balancer.service import RouterService
 from balancer.settings import Settings, SnapshotSettings
 from balancer.upstream import KEEPALIVE_SECONDS
+from balancer.words import counted
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +135,10 @@ async def _serve(settings: Settings, startup_timeout: float | None) -> None:
     stop = stop_signal()
     async with running(settings) as (service, address):
         log.info(
-            "listening on %s with policy %s, %d endpoints", address, service.router.policy_name, len(settings.replicas)
+            "listening on %s with policy %s, %s",
+            address,
+            service.router.policy_name,
+            counted(len(settings.replicas), "endpoint"),
         )
         if startup_timeout is not None:
             await _wait_ready(service, startup_timeout, stop)

@@ -13,6 +13,7 @@ from balancer.core import PrefixHashes, Replica
 from balancer.index_service.bodies import Query
 from balancer.index_service.workers import Status, Subscription, Workers
 from balancer.lookup import match, tiers_in_order
+from balancer.words import counted
 from hashing.extras import Lora
 from indexer.index import ReplicaId, Tier
 
@@ -20,7 +21,7 @@ from indexer.index import ReplicaId, Tier
 class Instance(msgspec.Struct):
     """What one instance has of a prompt, in tokens; the best of its ranks. Changes with ``add``.
 
-    ``dp`` has the GPU's figure of each rank; ``status`` of each rank that is not active.
+    ``dp`` has the GPU's figure of each rank; ``status`` is that of each rank that is not active, whatever it holds.
     """
 
     longest_matched: int
@@ -43,11 +44,15 @@ class Instance(msgspec.Struct):
 
 
 class Scores(msgspec.Struct, frozen=True):
-    """The answer to a query. ``scores``: instance -> rank -> tokens on its GPU, where there are any."""
+    """The answer to a query. ``scores``: instance -> rank -> tokens on its GPU, where there are any and it can be reached.
+
+    ``warnings`` has what was passed over in the body.
+    """
 
     scores: dict[str, dict[str, int]]
     frequencies: tuple[int, ...]  # of the peers' shape; nobody counts how often a block was asked for
     instances: dict[str, Instance]
+    warnings: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 def scores(workers: Workers, query: Query, hashes: PrefixHashes, now: float) -> Scores:
@@ -63,22 +68,22 @@ def scores(workers: Workers, query: Query, hashes: PrefixHashes, now: float) -> 
     replicas = [replica for _, each in subscriptions for replica in each.replicas.values()]
     found = match(caches.index, caches.recognitions, replicas, hashes, lambda _: adapter)
     cpu_at, disk_at = _columns(tiers_in_order(caches.index))
-    answer = Scores({}, (), {})
-    for name, subscription in subscriptions if found else ():
+    answer = Scores({}, (), {}, query.warnings or msgspec.UNSET)
+    for name, subscription in subscriptions:
         for replica in subscription.replicas.values():
             each = found.get(replica.id)
-            if each is None:
+            status, view = workers.status(subscription, replica, now)
+            if each is None and status is Status.ACTIVE:
                 continue
-            rank, tokens = str(replica.rank), each.tokens
-            gpu, cpu, disk = tokens[0], tokens[cpu_at], tokens[disk_at]
+            rank = str(replica.rank)
+            gpu, cpu, disk = (0, 0, 0) if each is None else (each.tokens[0], each.tokens[cpu_at], each.tokens[disk_at])
             instance = answer.instances.get(name)
             if instance is None:
                 instance = answer.instances[name] = Instance(disk, gpu, {rank: gpu}, cpu, disk)
             else:
                 instance.add(rank, gpu, cpu, disk)
-            if gpu:
+            if gpu and status is not Status.DISCONNECTED:
                 answer.scores.setdefault(name, {})[rank] = gpu
-            status, view = workers.status(subscription, replica, now)
             if status is not Status.ACTIVE:
                 instance.doubt(rank, f"{status}: {view.reason}")
     return answer
@@ -112,10 +117,18 @@ def _instance(workers: Workers, subscriptions: Sequence[Subscription], now: floa
         "model_name": registration.scope.model,
         "tenant_id": registration.scope.tenant,
         "routing_group": registration.scope.tenant,
-        "block_size": registration.block_size or 0,
+        "block_size": _block_size(workers, subscriptions),
         "endpoints": {str(each.registration.rank): each.registration.endpoint for each in subscriptions},
         "listeners": listeners,
     }
+
+
+def _block_size(workers: Workers, subscriptions: Sequence[Subscription]) -> int:
+    """What the engine has, once its events have told; before, what was registered."""
+    recognitions = workers.caches.recognitions
+    replicas = (replica for each in subscriptions for replica in each.replicas.values())
+    told = (recipe.block_size for replica in replicas if (recipe := recognitions[replica.id].recipe) is not None)
+    return next(told, subscriptions[0].registration.block_size or 0)
 
 
 def _listener(workers: Workers, subscription: Subscription, replica: Replica, now: float) -> dict[str, Any]:
@@ -144,4 +157,5 @@ def _warnings(workers: Workers, subscription: Subscription, replica: ReplicaId) 
     if registration.replay is None:
         yield "no replay_endpoint: what was cached before the registration is unknown, and lost events stay lost"
     if subscription.misfiled:
-        yield f"{subscription.misfiled} batches name a rank that cannot be one; filed under {registration.rank}"
+        batches = counted(subscription.misfiled, "batch", "batches")
+        yield f"{batches} with a rank that cannot be one; filed under {registration.rank}"

@@ -1,8 +1,8 @@
 """Bodies of the index service's paths -> what they ask for.
 
 Knows the shapes that clients of NVIDIA Dynamo's standalone indexer (1.0 - 1.6) and of Mooncake's indexer RFC (#1403) send, and
-the fields that kvlb adds. Never knows who is registered. A field that is not known here is not looked at; one that is known and
-cannot be used is refused with its name and what would be right.
+the fields that kvlb adds. Never knows who is registered. A field that is not known here is passed over with a warning; one that
+is known and cannot be used is refused with its name and what would be right.
 """
 
 from typing import Any, Final, get_args
@@ -19,6 +19,9 @@ DEFAULT_TENANT: Final = "default"
 
 MAX_NAME: Final = 1024
 """Longest name of a model, a tenant or an instance."""
+
+MAX_SHOWN: Final = 40
+"""Letters of an unknown field's name that are repeated."""
 
 MAX_RANK: Final = 1023
 """Highest data-parallel rank that is filed."""
@@ -80,19 +83,19 @@ class _Unregistration(_Scoped, kw_only=True):
 
 
 class _TokenQuery(_Scoped, kw_only=True):
-    token_ids: msgspec.Raw
+    token_ids: msgspec.Raw = msgspec.Raw(b"")
     lora_name: str | None = None
     cache_salt: str | int | None = None
 
 
 class _HashQuery(_Scoped, kw_only=True):
-    block_hashes: msgspec.Raw
+    block_hashes: msgspec.Raw = msgspec.Raw(b"")
     lora_name: str | None = None
     cache_salt: str | int | None = None
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """One publisher to follow. ``block_size`` is what the client believes; None or 0 when it does not say.
+    """One publisher to follow. ``block_size`` is what the client believes; None when it does not say.
 
     ``recipe`` is None unless the client says how the engine hashes: then keys are learned from its events.
     """
@@ -122,16 +125,21 @@ class Query(msgspec.Struct, frozen=True):
     text: bytes
     lora: str | None = None
     salt: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 _registration = msgspec.json.Decoder(_Registration)
 _unregistration = msgspec.json.Decoder(_Unregistration)
 _token_query = msgspec.json.Decoder(_TokenQuery)
 _hash_query = msgspec.json.Decoder(_HashQuery)
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NAMES: Final[dict[type[_Scoped], set[str]]] = {
+    each: {*each.__struct_fields__} for each in (_Registration, _TokenQuery, _HashQuery)
+}
 
 
-def registration(body: bytes) -> Registration:
-    """``POST /register``.
+def registration(body: bytes) -> tuple[Registration, tuple[str, ...]]:
+    """``POST /register``, with a warning for each field that was passed over.
 
     Raises:
         BadRequest: it cannot be read, or a field cannot be used.
@@ -143,7 +151,7 @@ def registration(body: bytes) -> Registration:
                 check_endpoint(field, endpoint)
             except ConfigError as error:
                 raise BadRequest(str(error), param=field) from error
-    return Registration(
+    found = Registration(
         scope=read.scope(),
         instance=_instance(read.instance_id),
         rank=_rank(read.dp_rank) or 0,
@@ -153,6 +161,23 @@ def registration(body: bytes) -> Registration:
         block_size=_block_size(read.block_size),
         recipe=_recipe(read),
     )
+    unused = ("hash_algorithm", "hash_seed") if read.vllm_version is None else ()
+    ignored = tuple(f"{name}: not used without vllm_version" for name in unused if getattr(read, name) is not None)
+    return found, (*_unknown(body, _Registration), *ignored)
+
+
+def _unknown(body: bytes, known: type[_Scoped]) -> tuple[str, ...]:
+    """Fields of the body that nobody looks at."""
+    fields = _fields.decode(body)
+    if fields.keys() <= _NAMES[known]:
+        return ()
+    return tuple(
+        f"{_shown(name)}: unknown, and not looked at; see {DOCUMENT}" for name in fields if name not in _NAMES[known]
+    )
+
+
+def _shown(name: str) -> str:
+    return name if name.isprintable() and len(name) <= MAX_SHOWN else ascii(name[:MAX_SHOWN])
 
 
 def unregistration(body: bytes) -> Unregistration:
@@ -190,14 +215,19 @@ def _query(decoder: "msgspec.json.Decoder[Any]", body: bytes, field: str) -> Que
         try:
             read = decoder.decode(rest)
             if bytes(getattr(read, field)) == b"null":
-                return Query(read.scope(), text, read.lora_name or None, _salt(read.cache_salt))
+                return _asked(read, text, rest)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             pass  # read whole, it says what is wrong
     read = decode(decoder, body, DOCUMENT)
     text = bytes(getattr(read, field))
     if not text.startswith(b"["):
-        raise BadRequest(f"{field}: give a list of integers; see {DOCUMENT}", param=field)
-    return Query(read.scope(), text, read.lora_name or None, _salt(read.cache_salt))
+        missing = "" if text else "missing; "
+        raise BadRequest(f"{field}: {missing}give a list of integers; see {DOCUMENT}", param=field)
+    return _asked(read, text, body)
+
+
+def _asked(read: Any, text: bytes, body: bytes) -> Query:
+    return Query(read.scope(), text, read.lora_name or None, _salt(read.cache_salt), _unknown(body, type(read)))
 
 
 def _check_name(field: str, name: str) -> None:
@@ -232,16 +262,16 @@ def _salt(given: str | int | None) -> str | None:
 
 
 def _recipe(read: _Registration) -> Recipe | None:
-    if read.vllm_version is None:
-        return None
-    if not read.block_size:
-        raise BadRequest("block_size: missing; with vllm_version the engine's own is needed", param="block_size")
     algorithm: Any = read.hash_algorithm or "sha256"
     if algorithm not in get_args(Algorithm):
         raise BadRequest(
             f"hash_algorithm: '{algorithm}' is unknown; use one of {', '.join(get_args(Algorithm))}",
             param="hash_algorithm",
         )
+    if read.vllm_version is None:
+        return None
+    if not read.block_size:
+        raise BadRequest("block_size: missing; with vllm_version the engine's own is needed", param="block_size")
     try:
         return Recipe.for_version(
             read.vllm_version, algorithm=algorithm, block_size=read.block_size, seed=read.hash_seed

@@ -27,6 +27,7 @@ class IndexPaths:
 
     def routes(self) -> Routes:
         return {
+            "/": {"GET": self.paths},
             "/register": {"POST": self.register},
             "/unregister": {"POST": self.unregister},
             "/query": {"POST": self.query},
@@ -41,9 +42,15 @@ class IndexPaths:
             "/index/dump": {"GET": self.dump},
         }
 
+    def paths(self, request: Request) -> Response:
+        """What there is, for whoever looks by hand."""
+        paths = {path: " ".join(methods) for path, methods in self.routes().items()}
+        return _json({"kvlb": "index", "paths": paths, "see": bodies.DOCUMENT})
+
     def register(self, request: Request) -> Response:
-        self._service.register(bodies.registration(request.body))
-        return _json({"status": "ok"}, 201)
+        registration, warnings = bodies.registration(request.body)
+        self._service.register(registration)
+        return _json({"status": "ok", **({"warnings": warnings} if warnings else {})}, 201)
 
     def unregister(self, request: Request) -> Response:
         self._service.unregister(bodies.unregistration(request.body))

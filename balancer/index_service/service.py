@@ -4,6 +4,7 @@ Knows the event feed and the clock, and feeds ``Workers`` with them. Decides not
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -28,6 +29,8 @@ from hashing.memory import ChainMemory
 from indexer.index import ReplicaId
 from indexer.sources.vllm import Publisher, PublisherStatus
 from indexer.stream import Step
+
+log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 0.1
 
@@ -64,6 +67,8 @@ class IndexService:
         """
         subscription = self.workers.register(registration)
         if subscription is not None:
+            replay = f"replays from {registration.replay}" if registration.replay else "no replays"
+            log.info("%s: registered, with events from %s and %s", subscription.id, registration.endpoint, replay)
             self.feed.reader.add(
                 Publisher(subscription.id, registration.endpoint, registration.replay, registration.topic)
             )
@@ -75,12 +80,14 @@ class IndexService:
             UnknownInstance: it is not registered.
         """
         for subscription in self.workers.unregister(wanted):
+            log.info("%s: unregistered; what it held is forgotten", subscription.id)
             self.feed.reader.remove(subscription.id)
             for replica in subscription.replicas.values():
                 self._news.forget(replica.id)
 
     def _take(self, replica: ReplicaId, step: Step) -> None:
-        self._news.step(replica, step)
+        if replica in self.workers:  # of one that was unregistered, that has been told
+            self._news.step(replica, step)
         self.workers.observe(replica, step)
 
     async def _tick(self) -> None:

@@ -45,6 +45,25 @@ class Subscription:
         """Batches whose rank cannot be one; filed under the registered rank."""
 
 
+def _difference(known: Registration, wanted: Registration) -> str:
+    """What the known one has otherwise."""
+    fields = {
+        "endpoint": (known.endpoint, wanted.endpoint),
+        "replay_endpoint": (known.replay, wanted.replay),
+        "topic": (known.topic or None, wanted.topic or None),
+        "block_size": (known.block_size, wanted.block_size),
+        "instance_id": (repr(known.instance), repr(wanted.instance)),
+    }
+    told = [
+        f"without {name}" if had is None else f"with {name} {had}"
+        for name, (had, wants) in fields.items()
+        if had != wants
+    ]
+    if known.recipe != wanted.recipe:
+        told.append("without vllm_version" if known.recipe is None else "with another hash recipe")
+    return " and ".join(told)
+
+
 class Workers:
     """All registrations, with what is known of their caches. Changes with every call but the questions."""
 
@@ -68,8 +87,8 @@ class Workers:
             if known.registration == registration:
                 return None
             raise Conflict(
-                f"instance_id: instance {registration.instance} dp_rank {registration.rank} is already registered with "
-                f"{known.registration.endpoint}; unregister it first",
+                f"instance_id: instance {registration.instance} dp_rank {registration.rank} is already registered "
+                f"{_difference(known.registration, registration)}; unregister it first",
                 param="instance_id",
             )
         if len(self._subscriptions) >= MAX_SUBSCRIPTIONS:
@@ -179,6 +198,10 @@ class Workers:
 
     def __len__(self) -> int:
         return len(self._subscriptions)
+
+    def __contains__(self, id: ReplicaId) -> bool:
+        """Whether this subscription goes on."""
+        return id in self._subscriptions
 
     def subscriptions(self, scope: Scope) -> list[tuple[str, Subscription]]:
         """The subscriptions of one scope, each with the name of its instance.

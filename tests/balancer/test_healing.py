@@ -350,7 +350,7 @@ def test_a_clear_does_not_make_up_for_what_could_not_be_read_of_its_own_batch() 
     """It may have come after the clear."""
     owner = router()
     owner.caches.observe(A, events(AllBlocksCleared(), stored(PROMPT), skipped=("garbage",)))
-    assert state(owner) == (Knowledge.PARTIAL, "1 events could not be read")
+    assert state(owner) == (Knowledge.PARTIAL, "1 event could not be read")
 
 
 def test_more_blocks_than_the_engine_has_are_not_believed() -> None:
@@ -401,6 +401,6 @@ def test_a_clear_does_not_make_up_for_what_is_missing_of_other_tiers() -> None:
     owner.caches.observe(A, events(msgspec.structs.replace(stored(OTHER), medium="CPU")))
     owner.caches.observe(A, events(stored(PROMPT), skipped=("garbage",)))
     owner.caches.observe(A, events(AllBlocksCleared()))
-    assert state(owner) == (Knowledge.PARTIAL, "1 events could not be read")
+    assert state(owner) == (Knowledge.PARTIAL, "1 event could not be read")
     owner.caches.observe(A, [Forget("restart")])
     assert state(owner)[0] is Knowledge.EXACT

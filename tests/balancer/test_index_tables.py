@@ -64,7 +64,7 @@ def test_what_is_expected_is_not_told() -> None:
     [
         (b"{}", "token_ids: give either token_ids or block_hashes"),
         (b'{"token_ids":[1],"block_hashes":[1]}', "token_ids: give either token_ids or block_hashes"),
-        (b'{"token_ids":{}}', "token_ids: expected `array | null`, got `object`; see docs/index-service.md"),
+        (b'{"token_ids":{}}', "token_ids: expected a list or null, got an object; see docs/index-service.md"),
         (b"nonsense", "the body is not JSON: "),
     ],
 )

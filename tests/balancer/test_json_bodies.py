@@ -23,9 +23,13 @@ DECODER = msgspec.json.Decoder(Body)
     ("body", "param", "message"),
     [
         (b"{}", "name", "name: missing; docs/x.md says what it is"),
-        (b'{"name":5}', "name", "name: expected `str`, got `int`; see docs/x.md"),
-        (b'{"name":"a","items":[1,"b"]}', "items", "items[1]: expected `int`, got `str`; see docs/x.md"),
-        (b"5", None, "the body: expected `object`, got `int`; it has to be a JSON object with the fields of docs/x.md"),
+        (b'{"name":5}', "name", "name: expected a text, got a number; see docs/x.md"),
+        (b'{"name":"a","items":[1,"b"]}', "items", "items[1]: expected a number, got a text; see docs/x.md"),
+        (
+            b"5",
+            None,
+            "the body: expected an object, got a number; it has to be a JSON object with the fields of docs/x.md",
+        ),
         (b"{", None, "the body is not JSON: "),
         (b'{"name":"\xff"}', None, "the body is not JSON: "),
     ],

@@ -33,7 +33,7 @@ STATES = {
     "restored": (
         Recognition(None), {}, Standing(is_restored=True), 3, Knowledge.PARTIAL, "by its publisher, which cannot be reached",
     ),
-    "lost": (Recognition(None), {}, Standing(is_connected=True), 3, Knowledge.PARTIAL, "3 batches of events are lost"),
+    "lost": (Recognition(None), {}, Standing(is_connected=True), 3, Knowledge.PARTIAL, "3 batches of events lost for good"),
     "deaf": (
         Recognition(None), {}, Standing(is_connected=True, problem="publishes under another topic"),
         3, Knowledge.PARTIAL, "publishes under another topic",
@@ -101,8 +101,8 @@ def test_orphans_are_told_only_of_learned_keys() -> None:
 DOUBTS = {
     "unreadable": (Losses(events=2), "2 events could not be read"),
     "overfull": (Losses(is_overfull=True), "more blocks than it has"),
-    "let go": (Losses(let_go=7), "7 of its blocks were let go at [index] max_blocks"),
-    "contradicted": (Losses(contradictions=1), "contradicted the index 1 times"),
+    "let go": (Losses(let_go=7), "7 blocks let go at [index] max_blocks"),
+    "contradicted": (Losses(contradictions=1), "contradicted the index 1 time"),
 }
 
 

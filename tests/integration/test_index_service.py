@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+import time
 import urllib.request
 from array import array
 from collections.abc import Iterator
@@ -25,8 +26,20 @@ def index() -> Iterator[IndexClient]:
 def test_it_says_where_it_listens_and_stops_when_it_is_asked_to() -> None:
     with index_process() as (client, process):
         assert client.get("/health") == {"status": "ok"}
+        assert client.get("/")["paths"]["/register"] == "POST"
+        with Engine(client) as engine:
+            engine.register()
+            index_query = client.post("/index/query", model_name=engine.model, token_ids=[1])
+            assert index_query[0] == 200
+            client.post("/unregister", model_name=engine.model, instance_id=engine.instance)
+            time.sleep(0.3)  # for lines that must not come
         code, told = stopped(process, signal.SIGTERM)
     assert code == 0
+    assert (
+        f": registered, with events from {engine.publisher.events} and replays from {engine.publisher.replay}" in told
+    )
+    assert ": unregistered; what it held is forgotten" in told
+    assert "begins anew" not in told
     assert f"the index listens on {client.url}; POST /register the engines' publishers" in told
 
 

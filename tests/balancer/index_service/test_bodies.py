@@ -14,7 +14,7 @@ REGISTER = {"instance_id": 7, "endpoint": "tcp://10.0.0.1:5557", "model_name": "
 
 
 def registered(**changes: Any) -> Registration:
-    return bodies.registration(json.dumps({**REGISTER, **changes}).encode())
+    return bodies.registration(json.dumps({**REGISTER, **changes}).encode())[0]
 
 
 def test_a_registration_is_read_with_what_it_leaves_out() -> None:
@@ -36,6 +36,19 @@ def test_the_words_of_dynamo_and_of_the_rfc_are_understood() -> None:
     assert registered(instance_id="pod-1").instance == "pod-1"
 
 
+def test_what_is_not_looked_at_is_told() -> None:
+    body = {**REGISTER, "block_sise": 16, "a\nb": 1, "hash_seed": "0"}
+    assert bodies.registration(json.dumps(body).encode())[1] == (
+        "block_sise: unknown, and not looked at; see docs/index-service.md",
+        "'a\\nb': unknown, and not looked at; see docs/index-service.md",
+        "hash_seed: not used without vllm_version",
+    )
+    warnings = ("salt: unknown, and not looked at; see docs/index-service.md",)
+    assert bodies.token_query(b'{"model":"m","token_ids":[1],"salt":"x"}').warnings == warnings
+    assert bodies.hash_query(b'{"model":"m","salt":"x","block_hashes":[[1],2]}').warnings == warnings
+    assert not bodies.token_query(b'{"model":"m","token_ids":[1],"cache_salt":"x"}').warnings
+
+
 def test_how_an_engine_hashes_can_be_declared() -> None:
     recipe = registered(vllm_version="0.32.0", hash_algorithm="sha256_cbor", hash_seed="0").recipe
     assert recipe == Recipe.for_version("0.32.0", algorithm="sha256_cbor", block_size=16, seed="0")
@@ -46,16 +59,17 @@ def test_how_an_engine_hashes_can_be_declared() -> None:
     [
         ({"endpoint": "nonsense"}, "endpoint", "endpoint: 'nonsense' cannot be connected to; give the engine's own"),
         ({"replay_endpoint": "tcp://*:1"}, "replay_endpoint", "replay_endpoint: 'tcp://*:1' cannot be connected to"),
-        ({"endpoint": 5}, "endpoint", "endpoint: expected `str`, got `int`; see docs/index-service.md"),
+        ({"endpoint": 5}, "endpoint", "endpoint: expected a text, got a number; see docs/index-service.md"),
         ({"model_name": ""}, "model_name", "model_name: missing; name the model that the engines serve"),
         ({"model_name": "a\nb"}, "model_name", "model_name: too long or not printable"),
         ({"model_name": "m" * 2000}, "model_name", "model_name: too long or not printable"),
         ({"instance_id": ""}, "instance_id", "instance_id: empty; give the number or name of the engine"),
-        ({"instance_id": None}, "instance_id", "instance_id: expected `int | str`, got `null`"),
+        ({"instance_id": None}, "instance_id", "instance_id: expected a number or a text, got null"),
         ({"dp_rank": -1}, "dp_rank", "dp_rank: -1 is not a rank; give 0 to 1023"),
         ({"dp_rank": 1024}, "dp_rank", "dp_rank: 1024 is not a rank; give 0 to 1023"),
         ({"block_size": -16}, "block_size", "block_size: -16 cannot be used; give the engine's tokens per block"),
         ({"tenant_id": "a", "routing_group": "b"}, "routing_group", "routing_group: it is another word for tenant_id"),
+        ({"hash_algorithm": "md5"}, "hash_algorithm", "hash_algorithm: 'md5' is unknown; use one of sha256, "),
         ({"vllm_version": "new"}, "vllm_version", "vllm_version: version: 'new' is not a vLLM version"),
         (
             {"vllm_version": "0.32.0", "block_size": 0},
@@ -90,7 +104,7 @@ def test_what_is_missing_is_named(field: str) -> None:
         (b"{", "the body is not JSON: "),
         (b"\xff", "the body is not JSON: "),
         (b"[" * 100_000, "the body"),
-        (b"[]", "the body: expected `object`, got `array`; it has to be a JSON object"),
+        (b"[]", "the body: expected an object, got a list; it has to be a JSON object"),
     ],
 )
 def test_what_is_no_json_object_is_refused(body: bytes, message: str) -> None:
@@ -119,3 +133,10 @@ def test_a_query_has_its_adapter_and_its_salt() -> None:
 def test_a_prompt_that_is_no_list_is_refused(value: str) -> None:
     with pytest.raises(BadRequest, match=r"^token_ids: give a list of integers; see docs/index-service\.md$"):
         bodies.token_query(b'{"model_name":"m","token_ids":%s}' % value.encode())
+
+
+def test_a_prompt_that_is_missing_is_named_with_what_it_is() -> None:
+    with pytest.raises(
+        BadRequest, match=r"^block_hashes: missing; give a list of integers; see docs/index-service\.md$"
+    ):
+        bodies.hash_query(b'{"model_name":"m"}')

@@ -13,6 +13,7 @@ from balancer.index_service import workers as workers_module
 from balancer.index_service.bodies import Query, Registration, Scope, Unregistration
 from balancer.index_service.workers import Status, Subscription, Workers
 from balancer.prefixes import GivenKeys
+from hashing.recipes import Recipe
 from indexer.events import KVEvent
 from indexer.stream import Apply, Forget, Lost, Standing
 from indexer.wire import Batch
@@ -64,10 +65,18 @@ def test_the_same_registration_twice_is_one_and_another_in_its_place_is_refused(
     workers = crew()
     joined(workers)
     assert workers.register(registration()) is None
-    with pytest.raises(
-        Conflict, match="instance 1 dp_rank 0 is already registered with tcp://h:1; unregister it first"
+    for changes, told_as in (
+        ({"endpoint": "tcp://h:9"}, "with endpoint tcp://h:1"),
+        ({"replay": None, "block_size": 16}, "with replay_endpoint tcp://h:2 and with block_size 4"),
+        ({"topic": "kv"}, "without topic"),
+        ({"recipe": Recipe.for_version("0.32.0", block_size=4)}, "without vllm_version"),
     ):
-        workers.register(registration("1", endpoint="tcp://h:9"))
+        with pytest.raises(
+            Conflict, match=f"instance 1 dp_rank 0 is already registered {told_as}; unregister it first"
+        ):
+            workers.register(registration(**changes))
+    with pytest.raises(Conflict, match="with instance_id 1; "):
+        workers.register(registration("1"))
     joined(workers, 1, 1)
     assert len(workers) == 2
 
@@ -133,7 +142,7 @@ def test_a_rank_that_cannot_be_one_is_filed_under_the_registered_one_and_told() 
     workers.observe(subscription.id, batches(told(PROMPT, RANDOM), rank=5_000))
     assert scores(workers) == {"1": {"0": 40}}
     (worker,) = answers.listing(workers, 0.0)
-    assert worker["listeners"]["0"]["warnings"] == ["1 batches name a rank that cannot be one; filed under 0"]
+    assert worker["listeners"]["0"]["warnings"] == ["1 batch with a rank that cannot be one; filed under 0"]
 
 
 def test_a_rank_that_appears_later_stands_as_its_publisher_does() -> None:
@@ -186,11 +195,23 @@ def test_an_answer_says_what_may_be_wrong_with_it() -> None:
         "frequencies": (),
         "instances": {"1": {"longest_matched": 40, "gpu": 40, "dp": {"0": 40}, "cpu": 40, "disk": 40}},
     }
+    assert asked(GivenKeys([1, 2, 3])) == {"scores": {}, "frequencies": (), "instances": {}}
     workers.observe(subscription.id, Standing())
     doubtful = asked(request(PROMPT).hashes)
-    assert doubtful["scores"] == whole["scores"]
-    assert doubtful["instances"]["1"]["status"] == {"0": "disconnected: its event publisher cannot be reached"}
-    assert asked(GivenKeys([1, 2, 3])) == {"scores": {}, "frequencies": (), "instances": {}}
+    status = {"0": "disconnected: its event publisher cannot be reached"}
+    assert (doubtful["scores"], doubtful["instances"]) == ({}, {"1": {**whole["instances"]["1"], "status": status}})
+    nothing = asked(GivenKeys([1, 2, 3]))["instances"]["1"]
+    assert (nothing["longest_matched"], nothing["status"]) == (0, status), (
+        "who cannot be asked is told, whatever it holds"
+    )
+
+
+def test_the_listing_has_the_block_size_that_is_in_use() -> None:
+    workers = crew()
+    subscription = joined(workers, block_size=None)
+    assert answers.listing(workers, 0.0)[0]["block_size"] == 0
+    workers.observe(subscription.id, batches(told(PROMPT, RANDOM)))
+    assert answers.listing(workers, 0.0)[0]["block_size"] == 4
 
 
 def test_the_listing_shows_the_worst_of_an_instance() -> None:
