@@ -17,7 +17,8 @@ from balancer.matching import Matcher
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from indexer.groups import Untold
 from indexer.hits import placed
-from indexer.index import GPU, MAX_BLOCKS, CacheIndex, ReplicaId
+from indexer.index import MAX_BLOCKS, CacheIndex, ReplicaId
+from indexer.places import is_on_gpu
 from indexer.predicted import PredictedBlocks
 from indexer.recognition import KeyState, Recognition
 from indexer.snapshot import Restored
@@ -122,7 +123,7 @@ class Caches:
                 self.healer.began(replica)
         if replica in self._losses:
             self._settle(replica, events)
-        self.index.apply(replica, events)
+        self._lose(replica, events=self.index.apply(replica, events))
 
     def restore(self, restored: Restored, losses: Losses) -> None:
         """What another router knew of a replica that is in the fleet now; its blocks are in the index already."""
@@ -197,6 +198,10 @@ class Caches:
         losses = self._losses.get(decision.replica.id)
         if actual is None or not decision.is_comparable or losses is None:
             return
+        if not 0 <= actual <= decision.prompt_tokens:
+            reason = f"the engine reported {actual} cached tokens of a prompt of {decision.prompt_tokens}"
+            self.audit.explain(decision, actual, Cause.WORKLOAD, reason, now)
+            return
         if truth.prompt_tokens is not None and truth.prompt_tokens != decision.prompt_tokens:
             reason = f"the engine counted {truth.prompt_tokens} prompt tokens: it was not this prompt"
             self.audit.explain(decision, actual, Cause.WORKLOAD, reason, now)
@@ -226,6 +231,9 @@ class Caches:
                 self._unjudged.add(replica)
             else:  # what was missing when it was decided has come since
                 self.predicted.forget_remembered(self.index.gpu.bit(replica))
+        if finding.correction is Correction.DROPPED:
+            losses.dropped += 1
+            self._unjudged.add(replica)
         if finding.correction in {Correction.DROPPED, Correction.LEARNED} and self._replicas[replica].has_events:
             self.orders.append(Resync(replica, finding.reason))
 
@@ -255,12 +263,12 @@ class Caches:
         bit = self.index.gpu.bit(replica)
         for event in events:
             if isinstance(event, BlockStored):
-                if event.medium not in {None, GPU}:
+                if not is_on_gpu(event):
                     self._offloading.add(replica)
                 else:
                     self.predicted.confirm(bit, placed(event.group_idx or 0, event.block_hashes))
             elif isinstance(event, BlockRemoved):
-                if event.medium in {None, GPU}:
+                if is_on_gpu(event):
                     self.predicted.deny(bit, placed(event.group_idx or 0, event.block_hashes))
             elif isinstance(event, AllBlocksCleared):
                 self.predicted.forget(bit)

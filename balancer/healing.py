@@ -148,7 +148,7 @@ class Healer:
             )
         # With one cache of full attention it is the first of the rest that was missing, else it may be any.
         missing = rest[:1] if doubt.rule is None else rest[: decision.cached_tokens // doubt.block_size - at]
-        if any(gpu.was_removed_lately(decision.replica.id, key) for key in missing):
+        if not gpu.removed_lately(decision.replica.id).isdisjoint(missing):
             return Finding(doubt, Cause.ROUTING, "a block was evicted before the request was computed")
         suspect = (doubt.life, rest[0])
         if suspect not in self._suspects:
@@ -183,7 +183,7 @@ class Healer:
             implied = [key for key in found if not held.get(key, 0) & bit]
         if not implied:
             return Finding(doubt, Cause.ROUTING, "blocks were stored before the request was computed")
-        if any(self._index.gpu.was_removed_lately(replica.id, key) for key in implied):
+        if not self._index.gpu.removed_lately(replica.id).isdisjoint(implied):
             return Finding(
                 doubt, Cause.ROUTING, "blocks were stored before the request was computed, and evicted since"
             )

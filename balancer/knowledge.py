@@ -31,13 +31,15 @@ class Losses(msgspec.Struct):
     """What is missing or in doubt of one replica's GPU cache since it was last known to be empty. Changes.
 
     ``batches`` of events are lost for good, ``events`` could not be read, ``let_go`` blocks were taken out by the index's own
-    bound. ``is_overfull``: more blocks are counted than the engine has. ``contradictions``: wrong predictions that nothing
+    bound. ``dropped`` chains were taken out because the engine had them no more; copies of their blocks may come back unseen.
+    ``is_overfull``: more blocks are counted than the engine has. ``contradictions``: wrong predictions that nothing
     explains, until ``TRUSTED_AGAIN`` right ones in a row.
     """
 
     batches: int = 0
     events: int = 0
     let_go: int = 0
+    dropped: int = 0
     is_overfull: bool = False
     contradictions: int = 0
     exact_since: int = 0
@@ -96,6 +98,8 @@ def _missing(losses: Losses) -> str:
         return "its events name more blocks than it has: removals were lost, or a client asked for full cache reports"
     if losses.let_go:
         return f"{counted(losses.let_go, 'block')} let go at [index] max_blocks"
+    if losses.dropped:
+        return f"{counted(losses.dropped, 'time')} what it was said to hold was not there; copies may come back unseen"
     if losses.contradictions:
         return (
             f"its own figures contradicted the index {counted(losses.contradictions, 'time')}, and nothing explains it"

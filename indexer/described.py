@@ -14,7 +14,7 @@ from hashing.extras import Lora, from_event
 from hashing.own import EXTRAS_FORM, link, local_hashes, root
 from hashing.serialize import BlockExtra
 from indexer.events import NIL, BlockStored
-from indexer.index import GPU
+from indexer.places import is_on_gpu
 
 
 class Description(msgspec.Struct, frozen=True, gc=False):
@@ -47,10 +47,6 @@ def describe(event: BlockStored, hash_block_size: int, adapters: Mapping[str, Lo
         return Description(list(map(link, locals_, extras)), begin)
     except (UnhashableError, msgspec.MsgspecError):
         return None
-
-
-def is_on_gpu(event: BlockStored) -> bool:
-    return (event.medium or GPU).upper() == GPU
 
 
 def _lora(event: BlockStored, adapters: Mapping[str, Lora]) -> Lora | None:

@@ -13,7 +13,7 @@ import msgspec
 
 from indexer.events import BlockStored, KVEvent
 from indexer.hybrid import CHUNKED_LOCAL, FULL_ATTENTION, MAMBA, GroupSpec, HitRule, hit_rule, is_known, why_unknown
-from indexer.index import GPU
+from indexer.places import is_on_gpu
 
 MAX_GROUPS: Final = 64
 """More than any model has kinds of layers; a group's number is whatever a publisher says."""
@@ -64,7 +64,7 @@ class CacheGroups:
             if (
                 isinstance(event, BlockStored)
                 and (self.is_hybrid or event.group_idx or event.kv_cache_spec_kind not in _PLAIN or not self.specs)
-                and (event.medium or GPU).upper() == GPU
+                and is_on_gpu(event)
             ):
                 is_news = self._learn(event) or is_news
         return is_news

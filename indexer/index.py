@@ -10,13 +10,16 @@ from typing import Final
 
 from indexer.bound import MAX_BLOCKS, Bound
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from indexer.places import GPU, Keys, ReplicaId, Tier, TierImage
+from indexer.places import GPU, Keys, ReplicaId, Tier, TierImage, tier_of
 from indexer.tiers import TierIndex
 
 __all__ = ["GPU", "MAX_BLOCKS", "CacheIndex", "Keys", "ReplicaId", "Tier", "TierImage", "TierIndex"]
 
 MAX_TIERS: Final = 32
 """More than all media, owners and localities of a fleet; each is a table and a row in the metrics."""
+
+MAX_TIERS_EACH: Final = 8
+"""Of one replica: one that names more of them than any engine has must leave room for the others."""
 
 
 class CacheIndex:
@@ -62,7 +65,10 @@ class CacheIndex:
         return self._bound.evicted
 
     def let_go(self, replica: ReplicaId) -> int:
-        """Blocks on the replica's GPU that were let go since it was last known to hold nothing."""
+        """Blocks on the replica's GPU that were let go since it was last known to hold nothing.
+
+        Those of other tiers do not count: storage tiers never announce a removal (vLLM 0.32), and leak until they are let go.
+        """
         return self.gpu.let_go(replica)
 
     def has_other_tiers(self, replica: ReplicaId) -> bool:
@@ -86,19 +92,20 @@ class CacheIndex:
             tier.clear(replica)
         self._drop_empty_tiers()
 
-    def apply(self, replica: ReplicaId, events: Iterable[KVEvent]) -> None:
-        """Count these events, in this order."""
+    def apply(self, replica: ReplicaId, events: Iterable[KVEvent]) -> int:
+        """Count these events, in this order; returns how many had no room, in tiers or groups one too many."""
         if replica not in self._replicas:
             self.events_dropped += 1
-            return
+            return 0
+        before = self.events_dropped
         for event in events:
             match event:
                 case BlockStored():
-                    tier = self._tier(event)
+                    tier = self._tier(replica, event)
                     if tier is None or not tier.store(replica, event.group_idx or 0, event.block_hashes):
                         self.events_dropped += 1
                 case BlockRemoved():
-                    if (tier := self._tier(event)) is None:
+                    if (tier := self._tier(replica, event)) is None:
                         self.events_dropped += 1
                     elif replica in self.removal_means_gone:
                         tier.remove_wholly(replica, event.group_idx or 0, event.block_hashes)
@@ -108,6 +115,7 @@ class CacheIndex:
                     # Names no medium; other tiers announce their own losses (vLLM 0.32: or nothing at all).
                     self.gpu.clear(replica)
                     self.clears[replica] += 1
+        return self.events_dropped - before
 
     def touch(self, group: int, keys: Iterable[int]) -> None:
         """These keys of the GPU tier were matched just now; costs nothing while less than half of the limit is used."""
@@ -122,12 +130,15 @@ class CacheIndex:
             self.tiers[name] = TierIndex(self._bound)
         return self.tiers[name]
 
-    def _tier(self, event: BlockStored | BlockRemoved) -> TierIndex | None:
+    def _tier(self, replica: ReplicaId, event: BlockStored | BlockRemoved) -> TierIndex | None:
         """The event's tier; None for one too many: their names are whatever a publisher says."""
         fields = (event.medium, event.ownership, event.locality)
         tier = self._by_fields.get(fields)
         if tier is None:
-            tier = self.tier(Tier((event.medium or GPU).upper(), event.ownership or "", event.locality or ""))
+            name = tier_of(event)
+            if name not in self.tiers and sum(each.knows(replica) for each in self.tiers.values()) >= MAX_TIERS_EACH:
+                return None
+            tier = self.tier(name)
             if tier is not None and len(self._by_fields) < 4 * MAX_TIERS:
                 self._by_fields[fields] = tier
         return tier

@@ -20,10 +20,10 @@ import msgspec
 
 from hashing.extras import Lora
 from hashing.own import follow
-from indexer.described import describe, is_on_gpu
+from indexer.described import describe
 from indexer.events import EMPTY, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from indexer.index import GPU, Tier
 from indexer.orphans import Orphans
+from indexer.places import Tier, is_on_gpu, tier_of
 
 MAX_NAMES: Final = 2_000_000
 """Blocks known of one replica, some 100 bytes each beside the index; more than any has, if no removal of it is lost."""
@@ -201,7 +201,7 @@ class LearnedBlocks:
     def _store(self, event: BlockStored, found: list[KVEvent]) -> None:
         place = self._place(event)
         if place is None:
-            self._let_go[_tier(event)] += len(event.block_hashes)
+            self._let_go[tier_of(event)] += len(event.block_hashes)
             return
         names = event.block_hashes
         keys = self._keys(event)
@@ -345,7 +345,7 @@ class LearnedBlocks:
         fields = (event.medium, event.ownership, event.locality, event.group_idx)
         place = self._by_fields.get(fields)
         if place is None:
-            name = (_tier(event), event.group_idx or 0)
+            name = (tier_of(event), event.group_idx or 0)
             place = self._places.get(name)
             if place is None:
                 if len(self._places) >= MAX_PLACES:
@@ -354,7 +354,3 @@ class LearnedBlocks:
             if len(self._by_fields) < 4 * MAX_PLACES:
                 self._by_fields[fields] = place
         return place
-
-
-def _tier(event: BlockStored | BlockRemoved) -> Tier:
-    return Tier((event.medium or GPU).upper(), event.ownership or "", event.locality or "")

@@ -10,6 +10,8 @@ from typing import Final, NewType, Protocol
 
 import msgspec
 
+from indexer.events import BlockRemoved, BlockStored
+
 ReplicaId = NewType("ReplicaId", str)
 """Names one KV cache: an endpoint and a data-parallel rank of it."""
 
@@ -35,6 +37,23 @@ class Tier(msgspec.Struct, frozen=True):
     def label(self) -> str:
         """Its name in metrics: the medium, and what else tells it from tiers of the same medium."""
         return "/".join(part for part in (self.medium, self.locality, self.ownership) if part)
+
+
+def tier_of(event: BlockStored | BlockRemoved) -> Tier:
+    """Where the event's blocks lie, however its publisher spells it; without a medium on the GPU.
+
+    A GPU is always the replica's own: that it is ``LOCAL`` too says nothing new (field since vLLM 0.26).
+    """
+    medium = (event.medium or GPU).upper()
+    locality = event.locality or ""
+    return Tier(medium, event.ownership or "", "" if medium == GPU and locality == "LOCAL" else locality)
+
+
+def is_on_gpu(event: BlockStored | BlockRemoved) -> bool:
+    """Whether they lie in the cache that prompts are matched against first."""
+    if event.medium == GPU and event.locality is None and event.ownership is None:  # as vLLM says it
+        return True
+    return tier_of(event) == Tier()
 
 
 class SlotImage(msgspec.Struct, frozen=True):

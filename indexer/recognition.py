@@ -34,8 +34,8 @@ from indexer.events import BlockStored, KVEvent
 from indexer.forms import Forms
 from indexer.groups import NOTHING, CacheGroups, GroupsImage, Untold
 from indexer.hybrid import HitRule, hash_sizes
-from indexer.index import GPU
 from indexer.learned import LearnedBlocks
+from indexer.places import is_on_gpu
 
 USUAL_SEEDS: Final = (None, "0", "42")
 """Values of PYTHONHASHSEED that are tried when the declared one does not agree: unset, and those of most guides."""
@@ -260,7 +260,7 @@ class Recognition:
         """
         if event.parent_block_hash is not None or not event.block_hashes:
             return False
-        if event.medium not in {None, GPU} or not self._has_known_path(event):
+        if not is_on_gpu(event) or not self._has_known_path(event):
             return False
         try:
             from_event(EXTRAS_FORM, extra := _first_extra(event), None)
@@ -318,7 +318,7 @@ def _usable(declared: Recipe | None) -> Recipe | None:
 
 
 def _has_odd_tokens(event: KVEvent) -> bool:
-    if not isinstance(event, BlockStored) or event.group_idx or event.medium not in {None, GPU}:
+    if not isinstance(event, BlockStored) or event.group_idx or not is_on_gpu(event):
         return False
     try:
         event.tokens()

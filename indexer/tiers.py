@@ -38,12 +38,13 @@ REMEMBERED_REMOVALS: Final = 4_096
 class _Slot:
     """One replica's bit in one tier, with what the bit sets cannot say."""
 
-    __slots__ = ("bit", "blocks", "copies", "extra", "let_go", "removed")
+    __slots__ = ("bit", "blocks", "copies", "extra", "groups", "let_go", "removed")
 
     def __init__(self, bit: int) -> None:
         self.bit = bit
         self.blocks = 0  # (group, key) pairs held
         self.extra = 0  # copies beyond the first, over all keys
+        self.groups: set[int] = set()  # in which it has stored anything
         self.copies: dict[int, dict[int, int]] = {}  # group -> key -> copies beyond the first
         self.let_go = 0  # blocks that the bound took
         self.removed: deque[int] = deque(maxlen=REMEMBERED_REMOVALS)
@@ -94,10 +95,12 @@ class TierIndex:
             return True
         slot = self._slot(replica)
         bit = slot.bit
+        if group not in slot.groups:
+            if len(slot.groups) >= MAX_GROUPS:
+                return False
+            slot.groups.add(group)
         holders = self.groups.get(group)
         if holders is None:
-            if len(self.groups) >= MAX_GROUPS:
-                return False
             holders = self.groups[group] = {}
         bound = self._bound
         if bound.is_crowded:
@@ -217,6 +220,7 @@ class TierIndex:
             del slot.copies[group]
         if not self.groups.get(group, True):
             del self.groups[group]
+            slot.groups.discard(group)
 
     # Losing much at once
 
@@ -296,6 +300,10 @@ class TierIndex:
         slots = ((self._slots.get(replica), replica) for replica in replicas)
         return {slot.bit: replica for slot, replica in slots if slot is not None and slot.blocks}
 
+    def knows(self, replica: ReplicaId) -> bool:
+        """Whether the replica has been here since it last held nothing."""
+        return replica in self._slots
+
     def blocks(self, replica: ReplicaId) -> int:
         """How many different blocks the replica holds here, over all groups."""
         slot = self._slots.get(replica)
@@ -316,10 +324,10 @@ class TierIndex:
         slot = self._slots.get(replica)
         return slot is not None and bool(self.groups.get(group, {}).get(key, 0) & slot.bit)
 
-    def was_removed_lately(self, replica: ReplicaId, key: int) -> bool:
-        """Whether a removal named this key, among the last 4,096 that removals named since the replica last held nothing."""
+    def removed_lately(self, replica: ReplicaId) -> frozenset[int]:
+        """The last 4,096 keys that removals have named since the replica last held nothing."""
         slot = self._slots.get(replica)
-        return slot is not None and key in slot.removed
+        return frozenset(slot.removed) if slot is not None else frozenset()
 
     def held(self, replica: ReplicaId, group: int = 0) -> Counter[int]:
         """Key -> copies of one replica. Looks at the whole table: for tests and dumps."""

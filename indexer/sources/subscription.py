@@ -189,7 +189,7 @@ class Subscription:
         connections = self.counters["connections"]
         # After the messages, not before: a reconnect that lies between two of them must not be seen later than both.
         steps = self._read_monitor(now)
-        if connections and self.counters["connections"] > connections:
+        if self.counters["connections"] > max(1, connections):
             # These may be of either life, and nothing says which. A replay brings those of the present one again.
             self.counters["messages_of_two_connections"] += len(live) + len(receive_all(self.sub, at_most=None))
             live = []

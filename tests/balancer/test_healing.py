@@ -404,3 +404,36 @@ def test_a_clear_does_not_make_up_for_what_is_missing_of_other_tiers() -> None:
     assert state(owner) == (Knowledge.PARTIAL, "1 event could not be read")
     owner.caches.observe(A, [Forget("restart")])
     assert state(owner)[0] is Knowledge.EXACT
+
+
+def test_a_dropped_chain_is_held_against_a_replica_until_its_cache_is_known_to_be_empty() -> None:
+    """Copies beyond the first went with it: what events say of them later cannot be counted right."""
+    owner = router()
+    owner.caches.observe(A, events(stored(PROMPT), stored(PROMPT), stored(OTHER)))
+    for now in (0.0, 10.0):
+        ask(owner, PROMPT, 0, now)
+    for turn in range(2 * TRUSTED_AGAIN):
+        ask(owner, OTHER, 40, 20.0 + turn)
+    assert state(owner)[0] is Knowledge.PARTIAL
+    assert "was not there" in state(owner)[1]
+    owner.caches.observe(A, events(AllBlocksCleared()))
+    assert state(owner)[0] is Knowledge.EXACT
+
+
+@pytest.mark.parametrize("actual", [-1, -1000, 42, 10**30])
+def test_figures_that_cannot_be_are_nobodys_blocks(actual: int) -> None:
+    owner = router()
+    owner.caches.observe(A, events(stored(PROMPT)))
+    for now in (0.0, 10.0, 20.0):
+        ask(owner, PROMPT, actual, now)
+    assert cached(owner, PROMPT) == 40
+    assert causes(owner) == {Cause.WORKLOAD: 3}
+    assert state(owner)[0] is Knowledge.EXACT
+
+
+def test_events_that_find_no_room_are_missing() -> None:
+    owner = router()
+    owner.caches.observe(
+        A, events(*(msgspec.structs.replace(stored(PROMPT[:8]), medium=f"tier {at}") for at in range(40)))
+    )
+    assert state(owner)[0] is Knowledge.PARTIAL

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from indexer import tiers as tiers_module
 from indexer.events import EMPTY, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from indexer.index import MAX_TIERS, CacheIndex, ReplicaId, Tier, TierIndex
+from indexer.index import MAX_TIERS, MAX_TIERS_EACH, CacheIndex, ReplicaId, Tier, TierIndex
+from indexer.places import is_on_gpu
 from indexer.tiers import MAX_GROUPS
 from tests.indexer.samples import index_of, removed, stored
 
@@ -452,18 +453,45 @@ def test_what_publishers_call_their_tiers_does_not_grow_without_bound() -> None:
     index.add(A)
     for at in range(1000):
         index.apply(A, [BlockStored([at], None, EMPTY, 16, medium=f"tier {at}"), BlockStored([at], None, EMPTY, 16)])
-    assert len(index.tiers) == MAX_TIERS
-    assert index.events_dropped == 1000 - (MAX_TIERS - 1)
+    assert len(index.tiers) == MAX_TIERS_EACH
+    assert index.events_dropped == 1000 - (MAX_TIERS_EACH - 1)
     assert index.gpu.blocks(A) == 1000, "the tiers that there are go on"
+
+
+def test_one_publisher_leaves_tiers_and_groups_to_the_others() -> None:
+    index = index_of(A, B)
+    index.apply(A, [stored(at, group=at) for at in range(1, MAX_GROUPS + 1)])
+    index.apply(A, [stored(at, medium=f"tier {at}") for at in range(1000)])
+    assert index.apply(B, [stored(1, 2, 3), stored(4, medium="CPU"), stored(5, group=300)]) == 0
+    assert (index.gpu.blocks(B), index.tiers[Tier("CPU")].blocks(B)) == (4, 1)
+    index.check()
+
+
+def test_events_without_room_are_told() -> None:
+    index = index_of(A)
+    assert index.apply(A, [stored(at, group=at) for at in range(MAX_GROUPS + 3)]) == 3
+
+
+@pytest.mark.parametrize("medium", ["gpu", "GPU", ""])
+@pytest.mark.parametrize("locality", [None, "LOCAL", ""])
+def test_a_gpu_is_a_gpu_however_it_is_spelt(medium: str, locality: str | None) -> None:
+    index = index_of(A)
+    event = BlockStored([1], None, EMPTY, 16, medium=medium, locality=locality)
+    index.apply(A, [event])
+    assert is_on_gpu(event)
+    assert index.gpu.blocks(A) == 1
 
 
 def test_a_tier_that_nobody_uses_any_more_makes_room_for_another() -> None:
     index = index_of(A, B)
-    for at in range(MAX_TIERS):
-        index.apply(A, [stored(at, medium=f"tier {at}")])
+    others = [ReplicaId(f"other {at}") for at in range(MAX_TIERS)]
+    for at, other in enumerate(others):
+        index.add(other)
+        index.apply(other, [stored(at, medium=f"tier {at}")])
     index.apply(B, [stored(1, medium="CPU")])
     assert (len(index.tiers), index.events_dropped) == (MAX_TIERS, 2)
-    index.remove(A)
+    for other in others:
+        index.remove(other)
     while index.has_retired:
         index.sweep()
     index.apply(B, [stored(1, medium="CPU"), stored(2, medium="tier 3")])
