@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -144,12 +145,11 @@ def test_an_output_that_cannot_be_used_is_one_line(redirection: str, code: int, 
 def test_an_engine_and_a_gateway_serve_and_end() -> None:
     gateway, engine, events, replay = free_ports(4)
     flags = ["--port", engine, "--event-port", events, "--replay-port", replay, "--model", "m", "--speed", "50"]
-    with (
-        started("fake-engine", *map(str, flags)) as behind,
-        started(
-            "serve", "--replica", f"http://127.0.0.1:{engine}", "--port", str(gateway), "--expose-decisions"
-        ) as front,
-    ):
+    with ExitStack() as stack:
+        behind = stack.enter_context(started("fake-engine", *map(str, flags)))
+        wait_for(f"http://127.0.0.1:{engine}/health", behind)
+        words = ["--replica", f"http://127.0.0.1:{engine}", "--port", str(gateway), "--expose-decisions"]
+        front = stack.enter_context(started("serve", *words))
         url = f"http://127.0.0.1:{gateway}"
         wait_for(f"{url}/ready", front)
         body = {"model": "m", "prompt": list(range(300, 370)), "max_tokens": 2}
