@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from balancer.core import Candidate, Decision, Knowledge, Outcome, RouteRequest, Truth
-from balancer.fleet import LiveReplica
+from balancer.fleet import LiveReplica, Status
 from balancer.knowledge import View
 from balancer.matching import usable_blocks
 from balancer.policies.base import Policy, costs_of
@@ -44,11 +44,19 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     tiers: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
 
+class NotAsked(msgspec.Struct, frozen=True):
+    """A replica that serves the model and can take no request now; ``tiers`` as in ``Seen``."""
+
+    replica: ReplicaId
+    status: Status
+    tiers: dict[str, int]
+
+
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """One decision with its grounds; ``time`` is in seconds since 1970.
 
     ``knows_tokens`` and ``is_predicted`` are those of ``core.Decision``. ``outcome`` and ``truth`` are None until the request
-    has ended, or when it was never sent.
+    has ended, or when it was never sent; then ``request_id`` is empty, and ``not_asked`` has those that were no candidates.
     """
 
     request_id: str
@@ -63,6 +71,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     why: str
     candidates: list[Seen]
+    not_asked: list[NotAsked] = []
     outcome: Outcome | None = None
     truth: Truth | None = None
 
@@ -121,6 +130,7 @@ def explain(
     model: str,
     views: Mapping[ReplicaId, View],
     tiers: Mapping[ReplicaId, dict[str, int]] | None = None,
+    not_asked: Sequence[NotAsked] = (),
 ) -> Explanation:
     """The decision with its grounds, before anything has come of it."""
     costs = costs_of(policy, decision.candidates)
@@ -137,6 +147,7 @@ def explain(
         cached_tokens=decision.cached_tokens,
         why=why(decision, costs),
         candidates=seen(decision.candidates, costs, views, tiers),
+        not_asked=list(not_asked),
     )
 
 
@@ -144,6 +155,12 @@ def tiers(router: Router, request: RouteRequest, candidates: Sequence[Candidate]
     """Leading tokens of the request that each tier of each candidate holds, by events alone; summed over its prompts."""
     live = [found for each in candidates if (found := router.fleet.get(each.replica)) is not None]
     return {each.replica.id: _held(router, request, each) for each in live}
+
+
+def not_asked(router: Router, request: RouteRequest) -> list[NotAsked]:
+    """Who serves the request's model, and can take nothing now."""
+    away = [live for live in router.fleet.serving(request.model) if not live.is_available()]
+    return [NotAsked(live.replica.id, live.status, _held(router, request, live)) for live in away]
 
 
 def _held(router: Router, request: RouteRequest, live: LiveReplica) -> dict[str, int]:

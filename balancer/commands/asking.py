@@ -5,12 +5,14 @@ Knows one exchange at a time, its time limit and what can go wrong with it. A ga
 
 import argparse
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Final
 
 import aiohttp
 import msgspec
 
-from balancer.errors import ConfigError, Unreachable
+from balancer.errors import BalancerError, ConfigError, Unreachable
 from balancer.http.reasons import reason
 from balancer.settings import check_url
 
@@ -71,6 +73,18 @@ async def ask(
     if 400 <= response.status < 500:
         raise ConfigError(message)
     raise Unreachable(message)
+
+
+@contextlib.contextmanager
+def told_as_json(is_wanted: bool) -> Iterator[None]:
+    """What an error leaves on standard output for whoever reads JSON there; it goes on to be a line and an exit code."""
+    try:
+        yield
+    except BalancerError as error:
+        if is_wanted:
+            verdict = "unreachable" if isinstance(error, Unreachable) else "refused"
+            print(msgspec.json.encode({"verdict": verdict, "error": str(error)}).decode())
+        raise
 
 
 class _Error(msgspec.Struct):

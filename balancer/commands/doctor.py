@@ -17,7 +17,7 @@ from balancer.checks import examine
 from balancer.checks.facts import Facts
 from balancer.checks.finding import Result, Verdict, worst
 from balancer.commands import Command, serve
-from balancer.commands.asking import DEFAULT_GATEWAY, add_gateway, ask, decoded
+from balancer.commands.asking import DEFAULT_GATEWAY, add_gateway, ask, decoded, told_as_json
 from balancer.commands.loop import run_loop
 from balancer.doctor import diagnose, looking_at
 from balancer.errors import ConfigError
@@ -60,6 +60,11 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: flags or settings.
         Unreachable: the gateway.
     """
+    with told_as_json(args.json):
+        return _examine(args)
+
+
+def _examine(args: argparse.Namespace) -> int:
     if not 0 < args.timeout < math.inf:
         raise ConfigError(f"--timeout: {args.timeout:g} cannot be used; give a number of seconds above 0")
     if not logging.getLogger().handlers:

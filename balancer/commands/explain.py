@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from balancer.commands import Command
-from balancer.commands.asking import add_gateway, ask, decoded
+from balancer.commands.asking import add_gateway, ask, decoded, told_as_json
 from balancer.commands.hash import parse_tokens
 from balancer.commands.loop import run_loop
 from balancer.core import Knowledge
@@ -26,6 +26,8 @@ from balancer.words import counted
 
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
+
+MAX_TOKEN: Final = 2**31 - 1
 
 ATTEMPTS: Final = 20
 """Attempts of one request that are shown."""
@@ -59,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: a flag, a file, an id that is not known, or a request that the gateway refuses.
         Unreachable: the gateway.
     """
-    found = run_loop(_ask(args))
+    with told_as_json(args.json):
+        found = run_loop(_ask(args))
     if args.json:
         print(msgspec.json.encode(found[0] if args.request_id is None else found).decode())
     else:
@@ -98,6 +101,8 @@ def request_of(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         path, body = COMPLETIONS, {"prompt": _tokens(args.tokens)}
     else:
         path, body = COMPLETIONS, {"prompt": _text("--prompt", args.prompt)}
+        if not args.prompt:
+            raise ConfigError("--prompt: it is empty; give a text")
     if args.model is not None:
         body["model"] = _text("--model", args.model)
     if args.salt is not None:
@@ -107,9 +112,15 @@ def request_of(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 
 def _tokens(flag: str) -> list[int]:
     try:
-        return parse_tokens(flag.encode(errors="replace"))
+        tokens = parse_tokens(flag.encode(errors="replace"))
     except ConfigError as error:
         raise ConfigError(f"--{error}".replace("standard input", "it")) from None
+    if not tokens:
+        raise ConfigError("--tokens: the list is empty; give at least one token id")
+    for at, token in enumerate(tokens):
+        if not 0 <= token <= MAX_TOKEN:
+            raise ConfigError(f"--tokens[{at}]: {token} is not a token id; give 0 to {MAX_TOKEN}")
+    return tokens
 
 
 def _text(flag: str, value: str) -> str:
@@ -133,8 +144,13 @@ def _chat(text: bytes) -> dict[str, Any]:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ConfigError(f"--messages: it is no JSON: {error}") from None
     if isinstance(found, list):
-        return {"messages": found}
-    if isinstance(found, dict) and "messages" in found:
+        found = {"messages": found}
+    if isinstance(found, dict) and isinstance(messages := found.get("messages"), list):
+        if not messages:
+            raise ConfigError("--messages: the list is empty; give at least one message")
+        for at, message in enumerate(messages):
+            if not (isinstance(message, dict) and "role" in message):
+                raise ConfigError(f"--messages[{at}]: give an object with role and content")
         return found
     raise ConfigError(
         '--messages: give a list such as [{"role": "user", "content": "..."}], or a request with "messages"'
@@ -149,7 +165,9 @@ def written(told: Explanation) -> str:
     count = counted(told.prompt_tokens, "prompt token") + (
         "" if told.knows_tokens else " (a guess: nobody tokenised it)"
     )
-    lines = [f"{told.path}, model {told.model}: {count}; policy {told.policy}; request {told.request_id}"]
+    lines = [f"{told.path}, model {told.model}: {count}; policy {told.policy}"]
+    if told.request_id:
+        lines[0] += f"; request {told.request_id}"
     columns = slice(None, -1 if any(each.tiers is msgspec.UNSET for each in told.candidates) else None)
     lines += _table([row[columns] for row in (_HEAD, *(_row(each, told) for each in told.candidates))])
     lines.append(f"{told.replica}: {told.why}")
@@ -158,6 +176,7 @@ def written(told: Explanation) -> str:
         for each in told.candidates
         if each.knowledge is not Knowledge.EXACT and each.reason
     ]
+    lines += [f"not asked: {each.replica} ({each.status}; {_tiers(each.tiers)} by events)" for each in told.not_asked]
     if told.outcome is not None:
         lines.append(_outcome(told))
     return "\n".join(lines)
@@ -166,8 +185,11 @@ def written(told: Explanation) -> str:
 _HEAD: Final = ("", "replica", "cached", "queued", "in flight", "cost", "knowledge", "by events")
 
 
+def _tiers(held: dict[str, int]) -> str:
+    return ", ".join(f"{tier} {count:,}" for tier, count in held.items()) or "nothing"
+
+
 def _row(each: Seen, told: Explanation) -> tuple[str, ...]:
-    tiers = "" if each.tiers is msgspec.UNSET else ", ".join(f"{tier} {count:,}" for tier, count in each.tiers.items())
     return (
         "*" if each.replica == told.replica else "",
         each.replica,
@@ -176,7 +198,7 @@ def _row(each: Seen, told: Explanation) -> tuple[str, ...]:
         f"{each.in_flight:,}",
         "-" if each.cost is None else f"{each.cost:,.9g}",
         each.knowledge,
-        tiers or "nothing",
+        "" if each.tiers is msgspec.UNSET else _tiers(each.tiers),
     )
 
 

@@ -51,6 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="port to listen on (default 8080)")
     parser.add_argument("--policy", metavar="NAME", help="routing policy (default cache_aware)")
     parser.add_argument("--max-body-bytes", type=int, metavar="N", help="largest request body (default 64 MiB)")
+    parser.add_argument("--max-blocks", type=int, metavar="N", help="most blocks in the index (default 25 million)")
     parser.add_argument(
         "--expose-decisions", action="store_true", default=None, help="tell clients the replica and its cached tokens"
     )
@@ -97,6 +98,9 @@ def read_settings(args: argparse.Namespace) -> Settings:
     }
     if isinstance(server, dict):
         server.update({name: value for name, value in flags.items() if value is not None})
+    index = tree.setdefault("index", {})
+    if isinstance(index, dict) and args.max_blocks is not None:
+        index["max_blocks"] = args.max_blocks
     snapshot = tree.setdefault("snapshot", {})
     if isinstance(snapshot, dict):
         snapshot.update({"path": args.snapshot} if args.snapshot else {})

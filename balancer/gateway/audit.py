@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from balancer.audit import ERROR_BOUNDS, Tally
-from balancer.errors import BadRequest
+from balancer.gateway.queries import limit
 from balancer.service import RouterService
 
 
@@ -18,25 +18,17 @@ def add_routes(app: web.Application, service: RouterService) -> None:
     """Serve the audit of this service's router."""
 
     async def audit(request: web.Request) -> web.Response:
-        body = _audit(service, _limit(request.query.get("limit")))
+        body = _audit(service, limit(request.query))
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
     app.router.add_get("/debug/audit", audit)
 
 
-def _limit(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdecimal() and 0 < len(text) < 6):
-        raise BadRequest(f"limit: {text[:40]!r} is no number; give how many differences to show", param="limit")
-    return int(text)
-
-
-def _audit(service: RouterService, limit: int | None) -> dict[str, Any]:
+def _audit(service: RouterService, at_most: int | None) -> dict[str, Any]:
     router = service.router
     differences = list(router.caches.audit.differences)
-    if limit is not None:
-        differences = differences[max(0, len(differences) - limit) :]
+    if at_most is not None:
+        differences = differences[max(0, len(differences) - at_most) :]
     epoch = time.time() - time.monotonic()
     return {
         "tallies": [

@@ -12,15 +12,25 @@ from aiohttp import web
 
 from balancer import openai
 from balancer.errors import BadRequest
-from balancer.explain import explain, tiers
+from balancer.explain import explain, not_asked, tiers
 from balancer.gateway import headers
 from balancer.gateway.body import read
+from balancer.gateway.queries import limit
 from balancer.gateway.reading import read_request
 from balancer.service import RouterService
 from balancer.survey import survey
 
 DEFAULT_PATH: Final = "/v1/completions"
 DEFAULT_LIMIT: Final = 100
+
+PROMPTS: Final = {
+    "/v1/completions": ("prompt", "prompt_embeds"),
+    "/v1/chat/completions": ("messages",),
+    "/v1/responses": ("input",),
+    "/v1/messages": ("messages",),
+    "/inference/v1/generate": ("token_ids",),
+}
+"""The fields that a request has its prompt in, of which it must have one."""
 
 
 def add_routes(app: web.Application, service: RouterService) -> None:
@@ -39,11 +49,8 @@ class _Debug:
 
     async def decisions(self, request: web.Request) -> web.Response:
         """The last decisions, the newest first; of one request (``request_id``), or so many (``limit``)."""
-        limit = request.query.get("limit", str(DEFAULT_LIMIT))
-        if not (limit.isdecimal() and limit.isascii() and 0 < len(limit) <= 9):
-            raise BadRequest(f"limit: {limit[:20]!r} is not a number of decisions; give one such as 100", param="limit")
         log, policy = self._service.decisions, self._service.router.policy
-        found = log.last(int(limit), request.query.get("request_id"))
+        found = log.last(limit(request.query, DEFAULT_LIMIT), request.query.get("request_id"))
         # Off the loop: a thousand decisions of a large fleet take a tenth of a second to write down.
         return await asyncio.to_thread(
             lambda: _answer({"decisions": [entry.explained(policy) for entry in found], "kept": len(log)})
@@ -58,24 +65,33 @@ class _Debug:
         body = await read(request, service.settings.server.max_body_bytes)
         content_type, questions = request.headers.get("Content-Type", ""), headers.for_questions(request.raw_headers)
         wanted = (await read_request(service, path, content_type, body, questions)).request
+        _check_prompt(path, body)
         decision = service.consider(wanted)
         router, now = service.router, time.monotonic()
         return _answer(
             explain(
                 decision,
                 router.policy,
-                request_id=headers.request_id(request.raw_headers),
+                request_id="",
                 time=time.time(),
                 path=path,
                 model=wanted.model,
                 views={each.replica: router.caches.view(each.replica, now) for each in decision.candidates},
                 tiers=tiers(router, wanted, decision.candidates),
+                not_asked=not_asked(router, wanted),
             )
         )
 
     async def facts(self, request: web.Request) -> web.Response:
         """What ``kvlb doctor`` judges."""
         return _answer(survey(self._service))
+
+
+def _check_prompt(path: str, body: bytes) -> None:
+    """An engine would refuse the body; here nobody else does."""
+    wanted = PROMPTS.get(path, ())
+    if wanted and not msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys() & {*wanted}:
+        raise BadRequest(f"{wanted[0]}: missing; give the body of a request to {path}", param=wanted[0])
 
 
 def _answer(value: object) -> web.Response:

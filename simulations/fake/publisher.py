@@ -37,13 +37,15 @@ class EventPublisher:
         self._context: zmq.Context[_Socket] = zmq.Context()
         self._loop = asyncio.get_running_loop()
         self._router: _Socket | None = None
+        address = events
         try:
-            self._pub = self._bound(zmq.PUB, events)
+            self._pub = self._bound(zmq.PUB, address)
             if replay is not None:
-                self._router = self._bound(zmq.ROUTER, replay)
+                address = replay
+                self._router = self._bound(zmq.ROUTER, address)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise OSError(error.errno, f"{events if self._router is None else replay}: {error.strerror}") from error
+            raise OSError(error.errno, f"{address}: {error.strerror}") from error
         self.events = self._pub.getsockopt_string(zmq.LAST_ENDPOINT)
         self.replay = None if self._router is None else self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         if self._router is not None:

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from balancer.core import Candidate, Decision, RouteRequest
-from balancer.explain import NO_SIGNAL, seen, tiers, why
+from balancer.explain import NO_SIGNAL, NotAsked, not_asked, seen, tiers, why
+from balancer.fleet import Status
 from balancer.policies.base import costs_of, make
 from balancer.router import Router
 from indexer.events import BlockStored
@@ -100,6 +101,14 @@ def test_each_tier_tells_what_it_holds() -> None:
     wanted = request(PROMPT)
     decision = over.consider(wanted, 0.0, 0.5)
     assert tiers(over, wanted, decision.candidates) == {"a": {"GPU": 20, "CPU": 40}, "b": {}}
+
+
+def test_who_is_lost_is_told_with_what_it_holds() -> None:
+    over = router((A, stored(PROMPT)))
+    wanted = request(PROMPT)
+    assert not not_asked(over, wanted)
+    over.set_status(A, Status.LOST)
+    assert not_asked(over, wanted) == [NotAsked(A, Status.LOST, {"GPU": 40})]
 
 
 def test_what_is_only_expected_is_in_no_tier() -> None:

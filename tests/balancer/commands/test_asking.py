@@ -1,5 +1,7 @@
 """``commands/asking.py``: a gateway's own errors come in its words, and whoever is no gateway is told apart."""
 
+import json
+
 import aiohttp
 import pytest
 
@@ -55,6 +57,21 @@ def test_an_error_is_told_as_what_it_is(status: str, body: bytes, kind: type[Bal
             assert message in str(caught.value)
 
     run(check())
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"), [(Unreachable("nobody"), "unreachable"), (ConfigError("nobody"), "refused")]
+)
+def test_who_reads_json_reads_of_a_failure(
+    error: BalancerError, verdict: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for is_wanted in (False, True):
+        with pytest.raises(type(error)), asking.told_as_json(is_wanted):
+            raise error
+        out = capsys.readouterr().out
+        assert out == (
+            json.dumps({"verdict": verdict, "error": "nobody"}, separators=(",", ":")) + "\n" if is_wanted else ""
+        )
 
 
 def test_a_gateway_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

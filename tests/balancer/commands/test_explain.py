@@ -11,7 +11,8 @@ import pytest
 from balancer.commands import explain
 from balancer.core import Knowledge, Outcome, Truth
 from balancer.errors import ConfigError
-from balancer.explain import Explanation, Seen
+from balancer.explain import Explanation, NotAsked, Seen
+from balancer.fleet import Status
 from indexer.index import ReplicaId
 
 A, B = ReplicaId("10.0.0.1:8000"), ReplicaId("b")
@@ -46,6 +47,17 @@ def test_messages_are_a_list_or_a_whole_request(tmp_path: Path) -> None:
     assert asked("--messages", str(path), "--model", "m") == ("/v1/chat/completions", whole)
 
 
+@pytest.mark.parametrize(("messages", "place"), [([], "--messages: "), (["hello"], "--messages[0]: "),
+                                                 ([{"role": "user", "content": "hi"}, {}], "--messages[1]: ")])  # fmt: skip
+def test_a_message_that_is_none_is_named(messages: list[object], place: str, tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    for whole in (messages, {"model": "m", "messages": messages}):
+        path.write_text(json.dumps(whole))
+        with pytest.raises(ConfigError) as caught:
+            asked("--messages", str(path))
+        assert str(caught.value).startswith(place)
+
+
 @pytest.mark.parametrize("text", ["", "{", "1", '{"prompt": "hi"}', "[" * 5000])
 def test_messages_that_are_none_are_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
@@ -61,6 +73,10 @@ def test_messages_that_are_none_are_one_line(text: str, tmp_path: Path) -> None:
         (["--tokens", ""], "--tokens: it is empty; give a JSON list"),
         (["--tokens", "[1,"], "--tokens: Input data was truncated; give a JSON list"),
         (["--tokens", "1 x"], "--tokens: 'x' is not a token id; give a JSON list"),
+        (["--tokens", "[1, -2]"], "--tokens[1]: -2 is not a token id"),
+        (["--tokens", "4294967296"], "--tokens[0]: 4294967296 is not a token id"),
+        (["--tokens", "[]"], "--tokens: the list is empty"),
+        (["--prompt", ""], "--prompt: it is empty; give a text"),
         (["--prompt", "\udc80"], "--prompt: it is not valid UTF-8; give text"),
         (["--prompt", "x", "--salt", "\udc80"], "--salt: it is not valid UTF-8; give text"),
     ],
@@ -145,6 +161,13 @@ def test_what_came_of_it_is_the_last_line(truth: Truth | None, line: str) -> Non
 def test_an_engines_error_is_told_with_its_status() -> None:
     last = explain.written(told(outcome=Outcome.ERROR, truth=Truth(status=400))).splitlines()[-1]
     assert last == "outcome: error 400"
+
+
+def test_what_was_never_sent_has_no_id_and_names_those_that_were_not_asked() -> None:
+    lost = NotAsked(ReplicaId("c"), Status.LOST, {"GPU": 784})
+    lines = explain.written(told(request_id="", not_asked=[lost])).splitlines()
+    assert lines[0].endswith("; policy cache_aware")
+    assert lines[-1] == "not asked: c (lost; GPU 784 by events)"
 
 
 def test_a_guess_is_told_as_one() -> None:

@@ -2,13 +2,14 @@
 
 import argparse
 import logging
+from pathlib import Path
 
 import pytest
 from aiohttp.http_exceptions import BadHttpMessage
 
 from balancer import settings
 from balancer.commands.listening import _shorten, bind
-from balancer.commands.serve import command
+from balancer.commands.serve import command, read_settings
 from balancer.errors import ConfigError
 
 
@@ -38,3 +39,13 @@ def test_a_startup_timeout_is_a_number_of_seconds(seconds: str) -> None:
     command.configure(parser)
     with pytest.raises(ConfigError, match=r"^--startup-timeout: .* cannot be used; give a number of seconds above 0$"):
         command.run(parser.parse_args([f"--startup-timeout={seconds}", "--replica=http://127.0.0.1:9"]))
+
+
+def test_a_flag_overrules_the_bound_of_the_file(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    path = tmp_path / "kvlb.toml"
+    path.write_text("[index]\nmax_blocks = 5000\n")
+    words = ["--replica=http://127.0.0.1:9", f"--config={path}"]
+    assert read_settings(parser.parse_args(words)).index.max_blocks == 5000
+    assert read_settings(parser.parse_args([*words, "--max-blocks=7000"])).index.max_blocks == 7000

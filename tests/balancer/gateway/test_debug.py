@@ -62,8 +62,10 @@ def test_an_engines_error_is_told_with_its_status() -> None:
 def test_a_limit_that_is_no_number_is_refused(limit: str) -> None:
     async def check() -> None:
         async with upstream() as one, gateway([one.url]) as front:
-            status, body = await told(front, get(f"/debug/decisions?limit={limit}"))
-            assert (status, body["error"]["param"]) == ("400", "limit")
+            for path in ("decisions", "audit"):
+                status, body = await told(front, get(f"/debug/{path}?limit={limit}"))
+                assert (status, body["error"]["param"]) == ("400", "limit")
+                assert "is not a number from 0 on" in body["error"]["message"]
 
     run(check())
 
@@ -75,6 +77,7 @@ def test_explaining_sends_nothing_and_leases_nothing() -> None:
             assert (status, body["why"]) == ("200", "it is the only candidate")
             assert (body["prompt_tokens"], body["knows_tokens"], body["outcome"]) == (3, True, None)
             assert body["candidates"][0]["tiers"] == {}
+            assert (body["request_id"], body["not_asked"]) == ("", [])
             assert not one.received
             assert front.is_idle()
             assert len(front.service.decisions) == 0
@@ -87,6 +90,8 @@ def test_explaining_sends_nothing_and_leases_nothing() -> None:
     [
         ("?path=/sleep", BODY, "400", "path"),
         ("", b"{", "400", None),
+        ("", b"{}", "400", "prompt"),
+        ("?path=/v1/chat/completions", BODY, "400", "messages"),
         ("", b'{"model":"other","prompt":[1]}', "404", "model"),
     ],
 )

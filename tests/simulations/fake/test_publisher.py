@@ -124,7 +124,7 @@ def test_a_closed_publisher_leaves_its_ports_free() -> None:
         events, replay = first.events, first.replay
         with pytest.raises(OSError, match="in use") as caught:
             EventPublisher(Release(), ANY, events, "")
-        assert caught.value.errno == errno.EADDRINUSE
+        assert (caught.value.errno, caught.value.strerror) == (errno.EADDRINUSE, f"{events}: Address already in use")
         first.close()
         second = EventPublisher(Release(), events, replay, "")
         assert (second.events, second.next_sequence) == (events, 0)
