@@ -45,7 +45,7 @@ class EventPublisher:
                 self._router = self._bound(zmq.ROUTER, address)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise OSError(error.errno, f"{address}: {error.strerror}") from error
+            raise OSError(error.errno, f"{address}: {zmq.strerror(error.errno or 0)}") from error
         self.events = self._pub.getsockopt_string(zmq.LAST_ENDPOINT)
         self.replay = None if self._router is None else self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         if self._router is not None:
