@@ -8,6 +8,7 @@ asserts. Errors of libraries are translated into these at the edge, in one place
     |-- Unreachable        who was to be asked does not answer; the command ends with exit code 3
     `-- RequestError       reaches the client as an OpenAI error object
         |-- BadRequest         400  the body cannot be used as it is
+        |-- PromptTooLong      400
         |-- BodyTooLarge       413
         |-- UnknownEncoding    415
         |-- HeadTooLarge       431
@@ -15,6 +16,8 @@ asserts. Errors of libraries are translated into these at the edge, in one place
         |-- UnknownInstance    404  nothing of this name is registered
         |-- UnknownPath        404
         |-- Conflict           409  the place is taken
+        |-- RateLimited        429  this key or tenant has had its share (with Retry-After)
+        |-- Saturated          429  every replica is busy, and nobody else may wait for one (with Retry-After)
         |-- NoReplica          503  nothing can serve this now (with Retry-After)
         |-- UpstreamFailed     502  the replica broke off before its first byte, and no other one was left
         `-- UpstreamTimeout    504
@@ -60,6 +63,12 @@ class BadRequest(RequestError):
     type = "invalid_request_error"
 
 
+class PromptTooLong(RequestError):
+    status = 400
+    type = "invalid_request_error"
+    code = "context_length_exceeded"
+
+
 class BodyTooLarge(RequestError):
     status = 413
     type = "invalid_request_error"
@@ -100,6 +109,22 @@ class UnknownPath(RequestError):
     status = 404
     type = "invalid_request_error"
     code = "unknown_path"
+
+
+class RateLimited(RequestError):
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, limit: str, retry_after: int) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.limit = limit
+
+
+class Saturated(RequestError):
+    status = 429
+    type = "rate_limit_error"
+    code = "saturated"
 
 
 class NoReplica(RequestError):
