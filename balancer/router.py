@@ -6,12 +6,14 @@ Between calls: each open lease belongs to one replica, and is released exactly o
 """
 
 from itertools import islice
+from typing import Final
 
 import msgspec
 
+from balancer.admission import AdmissionSettings, Pool
 from balancer.caches import Caches, Sent
 from balancer.core import Candidate, Decision, Outcome, Replica, RouteRequest, Truth
-from balancer.errors import NoReplica, UnknownModel
+from balancer.errors import NoReplica, Saturated, UnknownModel
 from balancer.fleet import Fleet, LiveReplica, Status
 from balancer.healing import SETTLE_SECONDS
 from balancer.matching import Holding
@@ -19,15 +21,25 @@ from balancer.policies.base import Policy
 from balancer.words import counted
 from indexer.index import MAX_BLOCKS, ReplicaId
 
+NO_ADMISSION: Final = AdmissionSettings()
+
 
 class Router:
     """Routes requests by what each replica's cache holds. Changes with every call but the questions."""
 
-    def __init__(self, policy: Policy, policy_name: str, max_blocks: int = MAX_BLOCKS) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        policy_name: str,
+        max_blocks: int = MAX_BLOCKS,
+        *,
+        admission: AdmissionSettings = NO_ADMISSION,
+    ) -> None:
         self.policy = policy
         self.policy_name = policy_name
         self.caches = Caches(max_blocks)
         self.fleet = Fleet()
+        self._admission = admission
         self._open: dict[int, Sent] = {}
         self._settling: dict[int, float] = {}  # lease -> when its expectations end; in order of time
 
@@ -57,6 +69,7 @@ class Router:
         Raises:
             UnknownModel: no replica serves this model, not even one that is lost.
             NoReplica: none of those that do can take a request now.
+            Saturated: each of them that can has as much to do as it may have.
         """
         decision, holding = self._decide(request, now, draw)
         live = self.fleet.get(decision.replica.id)
@@ -70,9 +83,29 @@ class Router:
         """What ``route`` would decide. It is no lease (its number is 0), and changes nothing.
 
         Raises:
-            UnknownModel, NoReplica: as ``route``.
+            UnknownModel, NoReplica, Saturated: as ``route``.
         """
         return self._decide(request, now, draw)[0]
+
+    def room(self, request: RouteRequest | Pool, now: float) -> list[LiveReplica]:
+        """The replicas that may be sent a request like this now; never none.
+
+        Raises:
+            UnknownModel, NoReplica, Saturated: as ``route``.
+        """
+        available = self._available(request)
+        if not self._admission.is_on:
+            return available
+        room = [live for live in available if not self._is_saturated(live)]
+        if not room:
+            raise Saturated(
+                f"each of the {len(available)} replicas of '{request.model}' is busy; try again", retry_after=1
+            )
+        return room
+
+    def has_room(self) -> bool:
+        """Whether any replica at all may be sent anything now."""
+        return any(live.is_available() and not self._is_saturated(live) for live in self.fleet)
 
     def started(self, lease: int) -> None:
         """The first output of the request has come: its prompt is computed."""
@@ -104,7 +137,7 @@ class Router:
     # How
 
     def _decide(self, request: RouteRequest, now: float, draw: float) -> tuple[Decision, Holding]:
-        serving = self._available(request)
+        serving = self.room(request, now)
         replicas = [live.replica for live in serving]
         caches, prompt_tokens = self.caches, request.prompt_tokens
         matches = caches.matcher.match(request, replicas)
@@ -141,7 +174,10 @@ class Router:
         )
         return decision, holding
 
-    def _available(self, request: RouteRequest) -> list[LiveReplica]:
+    def _is_saturated(self, live: LiveReplica) -> bool:
+        return self._admission.saturates(live.in_flight, live.queued_tokens)
+
+    def _available(self, request: RouteRequest | Pool) -> list[LiveReplica]:
         serving = self.fleet.serving(request.model)
         if not len(self.fleet):
             raise NoReplica(

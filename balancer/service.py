@@ -15,6 +15,7 @@ from typing import Final
 
 import aiohttp
 
+from balancer.admission import ANYONE, Claim
 from balancer.core import Decision, Outcome, Prompt, RouteRequest, Truth
 from balancer.decision_file import DecisionFile
 from balancer.decisions import NOBODY, DecisionLog, Origin
@@ -25,6 +26,7 @@ from balancer.fleet import Status
 from balancer.handover import Handover
 from balancer.hashes import PromptHashes
 from balancer.health import Watcher
+from balancer.limits import Limiter
 from balancer.news import News
 from balancer.policies.base import make
 from balancer.pulse import Order, Pulse, Pulses
@@ -33,6 +35,7 @@ from balancer.settings import ReplicaSettings, Settings
 from balancer.silence import SILENT_AFTER, Silence, likely_causes
 from balancer.tokens import Tokenizer
 from balancer.upstream import open_session
+from balancer.waiting import Waiting
 from balancer.warm import WarmStart
 from hashing.memory import ChainMemory
 from indexer.events import AllBlocksCleared
@@ -57,7 +60,9 @@ class RouterService:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         policy = make(settings.policy.name, settings.policy.settings)
-        self.router = Router(policy, settings.policy.name, settings.index.max_blocks)
+        self.router = Router(policy, settings.policy.name, settings.index.max_blocks, admission=settings.admission)
+        self.waiting = Waiting(settings.admission, self.router, self._lease, self._give_back)
+        self.limiter = Limiter(settings.limits)
         self.memory = ChainMemory(settings.hashing.memory_bytes, secret=secrets.randbits(64))
         self.decisions = DecisionLog(settings.log.decisions_kept)
         self._decision_file: DecisionFile | None = None
@@ -107,14 +112,15 @@ class RouterService:
 
     # The calls of a request
 
-    async def route(self, request: RouteRequest, origin: Origin = NOBODY) -> Decision:
-        """Choose a replica for the request.
+    async def route(self, request: RouteRequest, origin: Origin = NOBODY, claim: Claim = ANYONE) -> Decision:
+        """Choose a replica for the request; where all are saturated, it waits for its turn.
 
         Raises:
             UnknownModel: none of the endpoints that can be used serves this model, and no other is waited for.
             NoReplica: none that serves it can take a request now, or some have not answered since the start.
+            Saturated: none has had a place for it in time, or too many wait for one.
         """
-        decision = self._told_unheard(self.router.route, request)
+        decision = await self.waiting.decision(request, claim)
         self.decisions.opened(decision, request.model, origin, time.time())
         if decision.replica.id in self._publishers:
             recipe = self.router.caches.recognitions[decision.replica.id].recipe
@@ -126,8 +132,12 @@ class RouterService:
 
         Raises:
             UnknownModel, NoReplica: as ``route``.
+            Saturated: it would have to wait.
         """
         return self._told_unheard(self.router.consider, request)
+
+    def _lease(self, request: RouteRequest) -> Decision:
+        return self._told_unheard(self.router.route, request)
 
     def _told_unheard(
         self, decide: Callable[[RouteRequest, float, float], Decision], request: RouteRequest
@@ -149,15 +159,21 @@ class RouterService:
     def started(self, lease: int) -> None:
         """The prompt has been computed. Told, and not waited for: it is called between two pieces of an answer."""
         self.router.started(lease)
+        self.waiting.look()
 
     async def release(self, lease: int, outcome: Outcome, truth: Truth | None = None) -> None:
-        self.router.release(lease, outcome, time.monotonic(), truth)
+        self._give_back(lease, outcome, truth)
         silent = self.silence.ended(lease, is_good=outcome is Outcome.OK, truth=truth)
         if silent is not None:
             self._break_silence(silent)
         ended = self.decisions.closed(lease, outcome, truth)
         if ended is not None and self._decision_file is not None:
             self._decision_file.add(ended)
+
+    def _give_back(self, lease: int, outcome: Outcome = Outcome.CANCELLED, truth: Truth | None = None) -> None:
+        self.router.release(lease, outcome, time.monotonic(), truth)
+        self.waiting.answered(lease, truth)
+        self.waiting.look()
 
     def hashes(self, prompts: Sequence[Prompt], salt: str | None) -> PromptHashes:
         """The prompts' block hashes, made as far as they are needed."""
@@ -260,6 +276,7 @@ class RouterService:
                 log.warning("%s: %s", each.replica.id, warning)
             self._follow(each.replica.id, each.source, resume)
         self.warm.described(endpoint)
+        self.waiting.look()
 
     def _follow(self, replica: ReplicaId, source: EventSource | None, resume: Position | None) -> None:
         """Subscribe to what the replica publishes now; it may have moved with a restart."""
@@ -317,6 +334,7 @@ class RouterService:
                 log.info("%s: %s", live.replica.id, status)
                 self.router.set_status(live.replica.id, status)
         self._changed.set()
+        self.waiting.look()
 
     def _hold_events(self) -> AbstractContextManager[None]:
         return self.feed.held()
@@ -338,6 +356,7 @@ class RouterService:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self.router.tick(time.monotonic())
+            self.waiting.look()
             self._obey_orders()
             self._tell_knowledge()
 

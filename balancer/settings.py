@@ -14,7 +14,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from balancer import admission, limits
+from balancer.admission import AdmissionSettings
 from balancer.errors import ConfigError
+from balancer.limits import LimitSettings
 from hashing.recipes import Algorithm
 from indexer.index import MAX_BLOCKS
 
@@ -143,6 +146,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     tokenizer: TokenizerSettings = TokenizerSettings()
     upstream: UpstreamSettings = UpstreamSettings()
     health: HealthSettings = HealthSettings()
+    admission: AdmissionSettings = AdmissionSettings()
+    limits: LimitSettings = LimitSettings()
     hashing: HashingSettings = HashingSettings()
     index: IndexSettings = IndexSettings()
     log: LogSettings = LogSettings()
@@ -214,7 +219,7 @@ def _fields(path: str) -> list[str]:
     for part in re.sub(r"\[.*?\]", "", path).split("."):
         if part:
             kind = next(field.type for field in msgspec.structs.fields(struct) if field.name == part)
-            struct = ReplicaSettings if part == "replicas" else kind
+            struct = next((each for each in get_args(kind) if isinstance(each, type(msgspec.Struct))), kind)
     return [field.name for field in msgspec.structs.fields(struct)]
 
 
@@ -254,6 +259,8 @@ def _check(settings: Settings) -> None:
         raise ConfigError("upstream.api_key: has a line break or another control character; give the bare key")
     if not 0 <= settings.server.port <= 65535:
         raise ConfigError(f"server.port: {settings.server.port} is not a port; use 1 to 65535, or 0 for any free one")
+    admission.check(settings.admission)
+    limits.check(settings.limits)
     for path, value in _positive(settings):
         if not 0 < value < math.inf:
             raise ConfigError(f"{path}: {value} cannot be used; give a number above 0")

@@ -1,0 +1,180 @@
+"""Requests that wait for a place: the queue of ``balancer.admission`` with the loop, its clock and those who wait attached.
+
+Knows futures, deadlines and when to look whether somebody can be served. Decides nothing itself. Between calls: nobody waits
+who could be served, so that whoever comes next overtakes no one; a place that was given to someone who has gone is given back.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from balancer.admission import Admission, AdmissionSettings, Claim, Pool, Ticket, Urgency
+from balancer.core import Decision, RouteRequest, Truth
+from balancer.errors import RequestError, Saturated
+from balancer.router import Router
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How one request's waiting ended: ``served``, ``expired``, ``displaced``, ``cancelled`` or ``failed``."""
+
+    urgency: Urgency
+    outcome: str
+    seconds: float
+
+
+class _Waiter(msgspec.Struct, frozen=True):
+    request: RouteRequest
+    ticket: Ticket
+    decision: "asyncio.Future[Decision]"
+
+
+class Waiting:
+    """All requests that wait. ``decide`` chooses a replica and leases it, ``give_back`` releases a lease that nobody took."""
+
+    def __init__(
+        self,
+        settings: AdmissionSettings,
+        router: Router,
+        decide: Callable[[RouteRequest], Decision],
+        give_back: Callable[[int], None],
+    ) -> None:
+        self.queue = Admission(settings)
+        self.refused: Counter[Urgency] = Counter()
+        self.on_entry: Callable[[Ticket], None] = lambda ticket: None
+        self.on_end: Callable[[Ended], None] = lambda ended: None
+        self._seconds = settings.max_wait_seconds
+        self._router = router
+        self._decide = decide
+        self._give_back = give_back
+        self._waiters: dict[int, _Waiter] = {}
+        self._claims: dict[int, Claim] = {}  # by lease: who pays for the answers of those that had to wait
+
+    def __repr__(self) -> str:
+        return f"<Waiting {self.queue!r}>"
+
+    async def decision(self, request: RouteRequest, claim: Claim) -> Decision:
+        """Where the request goes, as soon as there is a place for it.
+
+        Raises:
+            Saturated: there is none in time, or too many wait for one.
+            RequestError: whatever else ``decide`` says.
+        """
+        self.look()
+        try:
+            return self._decide(request)
+        except Saturated:
+            waiter = self._enter(request, claim)
+        now = time.monotonic()
+        until = min(claim.deadline, now + self._seconds)
+        timer = asyncio.get_running_loop().call_later(until - now, self._expire, waiter)
+        try:
+            return await waiter.decision
+        except asyncio.CancelledError:
+            self._gone(waiter)
+            raise
+        finally:
+            timer.cancel()
+
+    def look(self) -> None:
+        """Serve all who can be served now. Call it whenever a place may have become free."""
+        while self._waiters and self._router.has_room():
+            ticket = self.queue.take(self._fits, time.monotonic())
+            if ticket is None:
+                return
+            waiter = self._waiters[ticket.number]
+            if waiter.decision.cancelled():  # it has gone, and has had no turn to say so
+                self._end(waiter, "cancelled")
+            else:
+                self._serve(waiter)
+
+    def answered(self, lease: int, truth: Truth | None) -> None:
+        """A request has ended: what was computed for its answer counts, too."""
+        claim = self._claims.pop(lease, None)
+        if claim is not None and truth is not None and truth.completion_tokens:
+            self.queue.charge(claim, truth.completion_tokens)
+
+    def _enter(self, request: RouteRequest, claim: Claim) -> _Waiter:
+        pool = Pool(request.model, request.excluded)
+        try:
+            ticket, displaced = self.queue.enter(claim, pool, time.monotonic(), comes_again=bool(request.excluded))
+        except Saturated:
+            self.refused[claim.urgency] += 1
+            raise
+        self.on_entry(ticket)
+        waiter = _Waiter(request, ticket, asyncio.get_running_loop().create_future())
+        self._waiters[ticket.number] = waiter
+        if displaced is not None:
+            self._fail(
+                self._waiters[displaced.number],
+                Saturated(
+                    f"every replica of '{displaced.pool.model}' is busy, and this request gave its place to those of others; "
+                    "send fewer at a time",
+                    retry_after=self._retry_after(displaced),
+                ),
+                "displaced",
+            )
+        return waiter
+
+    def _serve(self, waiter: _Waiter) -> None:
+        try:
+            decision = self._decide(waiter.request)
+        except RequestError as error:
+            self._fail(waiter, error, "failed")
+            return
+        self._end(waiter, "served")
+        claim = waiter.ticket.claim
+        self.queue.charge(claim, max(1, decision.prompt_tokens - decision.cached_tokens))
+        self._claims[decision.lease] = claim
+        waiter.decision.set_result(decision)
+
+    def _fits(self, pool: Pool) -> bool:
+        try:
+            return bool(self._router.room(pool, time.monotonic()))
+        except RequestError:
+            return False
+
+    def _expire(self, waiter: _Waiter) -> None:
+        """Its time is over; where nobody at all could serve it, be it at leisure, that is the reason."""
+        self.look()
+        if waiter.decision.done():
+            return
+        now = time.monotonic()
+        retry_after = self._retry_after(waiter.ticket)
+        self.queue.leave(waiter.ticket)
+        try:
+            self._router.room(waiter.ticket.pool, now)
+        except Saturated:
+            pass
+        except RequestError as error:
+            self._fail(waiter, error, "failed")
+            return
+        told = Saturated(
+            f"every replica of '{waiter.request.model}' has been busy for {now - waiter.ticket.entered:.1f} s, and longer "
+            "than that this request may not wait (admission.max_wait_seconds); try again later",
+            retry_after=retry_after,
+        )
+        self._fail(waiter, told, "expired")
+
+    def _gone(self, waiter: _Waiter) -> None:
+        """Whoever waited has gone."""
+        if waiter.decision.cancelled():
+            if waiter.ticket.number in self._waiters:
+                self.queue.leave(waiter.ticket)
+                self._end(waiter, "cancelled")
+        elif waiter.decision.exception() is None:  # its place came in the same moment
+            self._give_back(waiter.decision.result().lease)
+
+    def _fail(self, waiter: _Waiter, error: RequestError, outcome: str) -> None:
+        self._end(waiter, outcome)
+        if not waiter.decision.cancelled():
+            waiter.decision.set_exception(error)
+
+    def _end(self, waiter: _Waiter, outcome: str) -> None:
+        del self._waiters[waiter.ticket.number]
+        self.on_end(Ended(waiter.ticket.claim.urgency, outcome, time.monotonic() - waiter.ticket.entered))
+
+    def _retry_after(self, ticket: Ticket) -> int:
+        return self.queue.retry_after(ticket.claim.urgency, time.monotonic())
