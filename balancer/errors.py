@@ -116,8 +116,11 @@ class RateLimited(RequestError):
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
 
-    def __init__(self, message: str, *, limit: str, retry_after: int) -> None:
-        super().__init__(message, retry_after=retry_after)
+    def __init__(
+        self, message: str, *, limit: str = "", param: str | None = None, retry_after: int | None = None
+    ) -> None:
+        """``limit`` is the name of the setting without its section."""
+        super().__init__(message, param=param, retry_after=retry_after)
         self.limit = limit
 
 

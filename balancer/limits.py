@@ -86,9 +86,12 @@ class Limiter:
         self._remembered = _SPARE
 
     def __repr__(self) -> str:
-        return (
-            f"<Limiter {len(self._accounts)} accounts, {sum(each.at_work for each in self._accounts.values())} at work>"
-        )
+        return f"<Limiter {len(self._accounts)} accounts, {self.at_work} at work>"
+
+    @property
+    def at_work(self) -> int:
+        """How many requests have entered and not left, counted at each limit that holds for them."""
+        return sum(account.at_work for account in self._accounts.values())
 
     def enter(self, key: str, tenant: str, own: Rates, now: float) -> "Permit":
         """A request of this key (its name) and tenant begins; ``own`` are the key's own limits. It must leave once.
@@ -133,21 +136,25 @@ class Permit:
         self._accounts = accounts
 
     def spend(self, tokens: int, now: float) -> None:
-        """The request's prompts have so many tokens.
+        """The request's prompts have so many tokens, as far as they are known.
 
         Raises:
             RateLimited: that is more than may be spent now; none of them counts.
         """
         for account in self._accounts:
             account.check_tokens(tokens, now)
+        self.charge(tokens)
+
+    def charge(self, tokens: int) -> None:
+        """So many tokens turned out to be needed, too. They may be more than there were: then the next ones wait."""
         for account in self._accounts:
             account.spend(tokens)
 
-    def leave(self, tokens: int = 0) -> None:
-        """The request has ended, with so many tokens in its answer. They may be more than there were: the next ones wait."""
+    def leave(self) -> None:
+        """The request has ended."""
         accounts, self._accounts = self._accounts, []
         for account in accounts:
-            account.leave(tokens)
+            account.at_work -= 1
 
 
 NO_PERMIT: Final = Permit([])
@@ -188,10 +195,6 @@ class _Account:
     def spend(self, tokens: int) -> None:
         if self._tokens is not None:
             self._tokens.take(tokens)
-
-    def leave(self, tokens: int) -> None:
-        self.at_work -= 1
-        self.spend(tokens)
 
     def is_as_new(self, now: float) -> bool:
         return not self.at_work and all(each is None or each.is_full(now) for each in (self._requests, self._tokens))

@@ -11,9 +11,10 @@ from itertools import accumulate
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from balancer.admission import Urgency
 from balancer.audit import ERROR_BOUNDS
 from balancer.core import Decision, Outcome
-from balancer.errors import RequestError
+from balancer.errors import RateLimited, RequestError
 from balancer.fleet import Status
 from balancer.index_metrics import IndexCollector
 from balancer.service import RouterService
@@ -21,6 +22,8 @@ from balancer.service import RouterService
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody here reads
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+POSITIONS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 
 
 class Metrics:
@@ -59,6 +62,28 @@ class Metrics:
             ["model", "replica"],
             registry=self._registry,
         )
+        self._limited = Counter(
+            "kvlb_limited_requests",
+            "Requests that were refused because a key or a tenant has had its share, by limit.",
+            ["limit"],
+            registry=self._registry,
+        )
+        self._ahead = Histogram(
+            "kvlb_admission_position",
+            "Of each request that had to wait: how many of its class were waiting when it came.",
+            ["class"],
+            buckets=POSITIONS,
+            registry=self._registry,
+        )
+        self._waited = Histogram(
+            "kvlb_admission_wait_seconds",
+            "How long requests waited for a place, by how that ended: served, expired, displaced, cancelled, failed.",
+            ["class", "outcome"],
+            buckets=SECONDS,
+            registry=self._registry,
+        )
+        service.waiting.on_entry = lambda ticket: self._ahead.labels(ticket.claim.urgency).observe(ticket.ahead)
+        service.waiting.on_end = lambda end: self._waited.labels(end.urgency, end.outcome).observe(end.seconds)
         self._registry.register(_RouterCollector(service))
 
     def finished(self, model: str, path: str, decision: Decision, outcome: Outcome) -> None:
@@ -71,6 +96,8 @@ class Metrics:
     def refused(self, path: str, error: RequestError) -> None:
         """A request was answered with an error of our own."""
         self._refused.labels(path, str(error.status)).inc()
+        if isinstance(error, RateLimited):
+            self._limited.labels(error.limit).inc()
 
     def first_byte(self, model: str, seconds: float) -> None:
         self._first_byte.labels(model).observe(seconds)
@@ -89,6 +116,7 @@ class _RouterCollector(IndexCollector):
 
     def collect(self) -> Iterable[Metric]:
         yield from self._replicas()
+        yield from self._admission()
         yield from super().collect()
         yield from self._audit()
         yield from self._tokenizer()
@@ -119,6 +147,18 @@ class _RouterCollector(IndexCollector):
             for each in Status:
                 status.add_metric([*name, each], float(live.status is each))
         return [in_flight, queued, silent, status]
+
+    def _admission(self) -> Iterable[Metric]:
+        waiting = GaugeMetricFamily(
+            "kvlb_admission_waiting", "Requests that wait for a place at any replica.", labels=["class"]
+        )
+        full = CounterMetricFamily(
+            "kvlb_admission_full", "Requests that were refused because too many waited already.", labels=["class"]
+        )
+        for urgency in Urgency:
+            waiting.add_metric([urgency], self._service.waiting.queue.waiting(urgency))
+            full.add_metric([urgency], self._service.waiting.refused[urgency])
+        return [waiting, full]
 
     def _audit(self) -> Iterable[Metric]:
         labels = ["replica", "model"]

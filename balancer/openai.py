@@ -140,7 +140,7 @@ def read(path: str, content_type: str, body: bytes) -> Inbound:
         BadRequest: the body is not what its content type says, or its model is not a string.
     """
     kind = PATHS[path]
-    if content_type.lower().startswith("multipart/"):
+    if is_form(content_type):
         return Inbound(kind, _multipart_model(content_type, body))
     try:
         return _read(kind, _body.decode(body))
@@ -148,6 +148,11 @@ def read(path: str, content_type: str, body: bytes) -> Inbound:
         raise BadRequest(f"the body must be a JSON object: {error}") from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from error
+
+
+def is_form(content_type: str) -> bool:
+    """Whether the body is a form with parts, and no JSON."""
+    return content_type.lower().startswith("multipart/")
 
 
 def _read(kind: Kind, fields: _Body) -> Inbound:

@@ -31,6 +31,13 @@ class _Waiter(msgspec.Struct, frozen=True):
     decision: "asyncio.Future[Decision]"
 
 
+class _Served(msgspec.Struct, frozen=True):
+    """Who pays for what is computed for a request; what of its prompt is already paid."""
+
+    claim: Claim
+    knows_tokens: bool
+
+
 class Waiting:
     """All requests that wait. ``decide`` chooses a replica and leases it, ``give_back`` releases a lease that nobody took."""
 
@@ -50,7 +57,7 @@ class Waiting:
         self._decide = decide
         self._give_back = give_back
         self._waiters: dict[int, _Waiter] = {}
-        self._claims: dict[int, Claim] = {}  # by lease: who pays for the answers of those that had to wait
+        self._served: dict[int, _Served] = {}  # by lease: those that had to wait, until they end
 
     def __repr__(self) -> str:
         return f"<Waiting {self.queue!r}>"
@@ -92,9 +99,13 @@ class Waiting:
 
     def answered(self, lease: int, truth: Truth | None) -> None:
         """A request has ended: what was computed for its answer counts, too."""
-        claim = self._claims.pop(lease, None)
-        if claim is not None and truth is not None and truth.completion_tokens:
-            self.queue.charge(claim, truth.completion_tokens)
+        served = self._served.pop(lease, None)
+        if served is None or truth is None:
+            return
+        tokens = truth.completion_tokens or 0
+        if not served.knows_tokens:
+            tokens += max(0, (truth.prompt_tokens or 0) - (truth.cached_tokens or 0))
+        self.queue.charge(served.claim, tokens)
 
     def _enter(self, request: RouteRequest, claim: Claim) -> _Waiter:
         pool = Pool(request.model, request.excluded)
@@ -125,9 +136,9 @@ class Waiting:
             self._fail(waiter, error, "failed")
             return
         self._end(waiter, "served")
-        claim = waiter.ticket.claim
-        self.queue.charge(claim, max(1, decision.prompt_tokens - decision.cached_tokens))
-        self._claims[decision.lease] = claim
+        claim, uncached = waiter.ticket.claim, decision.prompt_tokens - decision.cached_tokens
+        self.queue.charge(claim, max(1, uncached) if decision.knows_tokens else 1)
+        self._served[decision.lease] = _Served(claim, decision.knows_tokens)
         waiter.decision.set_result(decision)
 
     def _fits(self, pool: Pool) -> bool:

@@ -4,17 +4,22 @@ Knows the headers that only kvlb may set, beside HTTP's hop-by-hop rules (``bala
 it is, repeated fields included.
 """
 
+import math
 import secrets
 from typing import Final
 
 from balancer.core import Decision
+from balancer.errors import BadRequest
 from balancer.http.fields import Fields, end_to_end, first, lines
 from balancer.http.relay import FRAMING
 
 RANK: Final = b"X-data-parallel-rank"
 """Read by vLLM >= 0.14; the rank is the router's to choose, so a client's own is dropped."""
 
-NOT_TO_REPLICA: Final = FRAMING | {b"host", b"content-encoding", b"expect", RANK.lower()}
+MAX_WAIT: Final = b"x-kvlb-max-wait"
+"""Seconds that the client would have its request wait for a place, if that is less than the settings say."""
+
+NOT_TO_REPLICA: Final = FRAMING | {b"host", b"content-encoding", b"expect", RANK.lower(), MAX_WAIT}
 """``content-encoding`` because the body was decoded when it was read, ``expect`` because it was answered here."""
 
 REQUEST_ID: Final = b"x-request-id"
@@ -32,6 +37,26 @@ def request_id(fields: Fields) -> str:
     """The client's own id of this request, as text that can be written anywhere, or a new one."""
     own = text(fields, REQUEST_ID)
     return own.encode(errors="backslashreplace").decode() if own else secrets.token_hex(16)
+
+
+def max_wait(fields: Fields) -> float:
+    """Seconds that the request may wait for a place, as far as the client says; endless where it does not.
+
+    Raises:
+        BadRequest: what it says is no such number.
+    """
+    told = first(fields, MAX_WAIT)
+    if told is None:
+        return math.inf
+    try:
+        seconds = float(told)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise BadRequest(
+            f"{MAX_WAIT.decode()}: {text(fields, MAX_WAIT)[:40]!r} is no number of seconds; give one like 2.5"
+        )
+    return seconds
 
 
 def to_replica(fields: Fields, decision: Decision, request_id: str) -> bytes:

@@ -9,7 +9,8 @@ import logging
 
 import msgspec
 
-from balancer.core import Decision, Outcome, RouteRequest
+from balancer.admission import Claim
+from balancer.core import Decision, Outcome, RouteRequest, Truth
 from balancer.decisions import MAX_ID, Origin
 from balancer.errors import NoReplica, RequestError, UpstreamFailed, UpstreamTimeout
 from balancer.gateway import headers
@@ -21,6 +22,7 @@ from balancer.http.client import HttpClient
 from balancer.http.exchange import ExchangeFailed, Limits, NotConnected, TimedOut
 from balancer.http.messages import Outgoing, Request
 from balancer.http.reply import Reply
+from balancer.limits import NO_PERMIT, NO_RATES, Permit
 from balancer.metrics import Metrics
 from balancer.service import RouterService
 from indexer.index import ReplicaId
@@ -41,12 +43,21 @@ class Proxy:
         """Answer a request to ``path``, one of ``openai.PATHS``."""
         started = asyncio.get_running_loop().time()
         request_id = headers.request_id(request.headers)
+        permit = NO_PERMIT
         try:
+            permit = self._service.limiter.enter("", "", NO_RATES, started)
             asked = await self._read(request, path)
-            await self._forward(_Asking(request, asked, Origin(request_id, path, asked.salt), started), reply)
+            permit.spend(sum(asked.request.prompt_lengths), asyncio.get_running_loop().time())
+            claim = Claim(
+                deadline=started + min(self._settings.admission.max_wait_seconds, headers.max_wait(request.headers))
+            )
+            origin = Origin(request_id, path, asked.salt)
+            await self._forward(_Asking(request, asked, origin, claim, permit, started), reply)
         except RequestError as error:
             self._metrics.refused(path, error)
             reply.send(refuse(error, (headers.REQUEST_ID.decode(), request_id)))
+        finally:
+            permit.leave()
 
     async def _read(self, request: Request, path: str) -> Asked:
         fields = request.headers
@@ -59,7 +70,7 @@ class Proxy:
         failure: RequestError | None = None
         for _ in range(self._settings.upstream.attempts):
             try:
-                decision = await self._service.route(wanted, asking.origin)
+                decision = await self._service.route(wanted, asking.origin, asking.claim)
             except NoReplica:
                 if failure is None:
                     raise
@@ -83,11 +94,13 @@ class Proxy:
 
 
 class _Asking(msgspec.Struct, frozen=True):
-    """One request, and what is made of it; ``started`` is the loop's time when it came."""
+    """One request, what is made of it, and what it may have; ``started`` is the loop's time when it came."""
 
     request: Request
     asked: Asked
     origin: Origin
+    claim: Claim
+    permit: Permit
     started: float
 
     @property
@@ -128,6 +141,7 @@ class _Attempt:
             raise
         finally:
             origin = self._asking.origin
+            self._charge(passing.truth)
             self._metrics.finished(self._asking.wanted.model, origin.path, self._decision, self._outcome)
             await self._service.release(self._decision.lease, self._outcome, passing.truth)
 
@@ -160,6 +174,11 @@ class _Attempt:
                 raise self._unreachable(error) from error
         else:
             self._outcome = Outcome.OK if passing.is_good else Outcome.ERROR
+
+    def _charge(self, truth: Truth | None) -> None:
+        if truth is not None:
+            unknown = 0 if self._decision.knows_tokens else truth.prompt_tokens or 0
+            self._asking.permit.charge(unknown + (truth.completion_tokens or 0))
 
     def _unreachable(self, error: ExchangeFailed) -> _Unreachable:
         self._outcome = Outcome.UNREACHABLE

@@ -12,6 +12,9 @@ import msgspec
 
 from balancer import openai
 from balancer.core import Prompt, RouteRequest
+from balancer.errors import BadRequest
+from balancer.limits import check_prompt
+from balancer.nesting import is_deeper
 from balancer.openai import Inbound
 from balancer.service import RouterService
 from balancer.strip import without_report_mode
@@ -35,15 +38,23 @@ async def read_request(
     """What a body for ``path`` (one of ``openai.PATHS``) asks of the router; ``questions`` are the headers to tokenise with.
 
     Raises:
-        BadRequest: the body cannot be read, or names no model where several are served.
+        BadRequest: the body cannot be read, is nested too deeply, or names no model where several are served.
+        PromptTooLong: its tokens are more than the settings allow.
         NoReplica: it names no model, and no endpoint has answered yet.
     """
+    limits = service.settings.limits
     inbound = openai.read(path, content_type, body)
+    if not openai.is_form(content_type) and is_deeper(body, limits.max_nesting):
+        raise BadRequest(
+            f"the body has lists and objects more than {limits.max_nesting} deep within each other (limits.max_nesting); "
+            "send a flatter one"
+        )
     body = without_report_mode(body)
     model = inbound.model if inbound.model is not None else service.default_model()
     prompts: Prompts = tuple(Prompt(ids, inbound.media) for ids in inbound.token_ids)
     if inbound.has_text:
         prompts = await _tokenise(service, path, inbound, model, body, questions)
+    check_prompt(sum(len(each.tokens) for each in prompts), limits)
     longest = service.max_model_len(model)
     if len(prompts) > openai.MAX_PROMPTS or (
         longest is not None and any(len(each.tokens) > longest for each in prompts)

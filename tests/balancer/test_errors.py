@@ -9,6 +9,7 @@ from balancer.errors import BalancerError, ConfigError, RequestError
 
 STATUS = {
     "BadRequest": 400,
+    "PromptTooLong": 400,
     "UnknownModel": 404,
     "UnknownInstance": 404,
     "UnknownPath": 404,
@@ -16,6 +17,8 @@ STATUS = {
     "BodyTooLarge": 413,
     "UnknownEncoding": 415,
     "HeadTooLarge": 431,
+    "RateLimited": 429,
+    "Saturated": 429,
     "UpstreamFailed": 502,
     "NoReplica": 503,
     "UpstreamTimeout": 504,

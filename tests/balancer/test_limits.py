@@ -92,7 +92,8 @@ def test_tokens_of_prompts_and_answers_count() -> None:
     with pytest.raises(RateLimited, match=r"key 'k' may have 600 tokens a minute .* try again in 10 s"):
         second.spend(200, 0.0)
     second.spend(100, 0.0)
-    first.leave(300)
+    first.charge(300)
+    first.leave()
     with pytest.raises(RateLimited, match="try again in 31 s"):
         enter(over).spend(10, 0.0)
     enter(over).spend(10, 31.0)
@@ -147,7 +148,8 @@ def test_accounts_of_keys_that_went_away_are_forgotten() -> None:
     for at in range(5_000):
         permit = enter(over, now=float(at), key=f"k{at}")
         permit.spend(10, float(at))
-        permit.leave(5)
+        permit.charge(5)
+        permit.leave()
     assert len(over._accounts) < 1_000
     assert ("key", "busy") in over._accounts
     busy.leave()
@@ -186,7 +188,8 @@ def test_over_any_time_no_more_passes_than_the_limits_say(steps: list[tuple[floa
             permit = enter(over, now)
             entered += 1
             permit.spend(prompt, now)
-            permit.leave(answer)
+            permit.charge(answer)
+            permit.leave()
             spent, last = spent + prompt + answer, answer
         assert entered <= 20 + now * 20 / 60 + 1e-6
         assert spent - last <= 120 + now * 120 / 60 + 1e-6
