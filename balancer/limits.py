@@ -82,6 +82,7 @@ class Limiter:
 
     def __init__(self, settings: LimitSettings) -> None:
         self._settings = settings
+        self._is_on = bool(settings.tenants) or settings.key != NO_RATES or settings.tenant != NO_RATES
         self._accounts: dict[tuple[str, str], _Account] = {}
         self._remembered = _SPARE
 
@@ -100,6 +101,8 @@ class Limiter:
             RateLimited: there are too many; it has not entered.
         """
         settings = self._settings
+        if not self._is_on and own == NO_RATES:
+            return NO_PERMIT
         wanted = (
             ("key", key, own.over(settings.key)),
             ("tenant", tenant, settings.tenants.get(tenant, NO_RATES).over(settings.tenant)),
