@@ -8,6 +8,7 @@ not its batch; what was skipped is returned, never raised.
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
+import xxhash
 
 from hashing.external import key_of
 from indexer.errors import WireError
@@ -27,13 +28,14 @@ class Batch(msgspec.Struct, frozen=True):
     """What one scheduler step published.
 
     ``timestamp`` is the engine's wall clock in seconds; ``rank`` the data-parallel rank or None when unsaid; ``skipped``
-    has a reason for each event that could not be read.
+    has a reason for each event that could not be read. ``digest`` is that of the payload's bytes (``digest_of``).
     """
 
     timestamp: float
     events: list[KVEvent]
     rank: int | None = None
     skipped: tuple[str, ...] = ()
+    digest: int = 0
 
 
 # The common case, decoded straight into the events themselves: maps, with hashes as unsigned integers.
@@ -123,11 +125,17 @@ def decode(payload: bytes) -> Batch:
     try:
         if _has_array_events(payload):
             array = _array_batch.decode(payload)
-            return Batch(array.timestamp, [_event(item) for item in array.events], array.rank)
+            events = [_event(item) for item in array.events]
+            return Batch(array.timestamp, events, array.rank, digest=digest_of(payload))
         batch = _map_batch.decode(payload)
-        return Batch(batch.timestamp, batch.events, batch.rank)
+        return Batch(batch.timestamp, batch.events, batch.rank, digest=digest_of(payload))
     except _UNREADABLE:
         return _decode_one_by_one(payload)
+
+
+def digest_of(payload: bytes) -> int:
+    """What a batch is known again by when it is sent once more, readable or not; 64 bits."""
+    return xxhash.xxh3_64_intdigest(payload)
 
 
 def _has_array_events(payload: bytes) -> bool:
@@ -166,7 +174,7 @@ def _decode_one_by_one(payload: bytes) -> Batch:
         except _UNREADABLE as error:
             skipped.append(str(error))
     rank = raw.rank if isinstance(raw.rank, int) else None
-    return Batch(raw.timestamp, events, rank, tuple(skipped))
+    return Batch(raw.timestamp, events, rank, tuple(skipped), digest_of(payload))
 
 
 def _event(item: _Stored | _Removed | _ClearedArray | AllBlocksCleared) -> KVEvent:

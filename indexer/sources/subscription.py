@@ -17,7 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 from indexer.errors import WireError
 from indexer.index import ReplicaId
 from indexer.stream import MAX_PENDING, EventStream, Forget, Position, Replay, Standing, Step
-from indexer.wire import Batch, decode
+from indexer.wire import Batch, decode, digest_of
 
 log = logging.getLogger(__name__)
 
@@ -124,8 +124,7 @@ class Subscription:
         self.stream = EventStream(has_replay=publisher.replay is not None, resume=resume)
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
         self.is_connected = False
-        self.problem = ""
-        """Why nothing comes live, in words for an operator."""
+        self._topic_problem = ""
         self.told = Standing()
         self.last_live: float | None = None
         self._context = context
@@ -160,11 +159,11 @@ class Subscription:
 
     def _compare_topic(self, published: str) -> None:
         """ZMQ passes nothing on that does not begin with what was subscribed to; only a replay still brings it."""
-        topic, known = self.publisher.topic, self.problem
+        topic, known = self.publisher.topic, self._topic_problem
         is_heard = published.startswith(topic)
-        self.problem = "" if is_heard else f"publishes under topic '{published}', subscribed to '{topic}'"
-        if self.problem and self.problem != known:
-            log.warning("%s: %s: no live events will come", self.publisher.replica, self.problem)
+        self._topic_problem = "" if is_heard else f"publishes under topic '{published}', subscribed to '{topic}'"
+        if self._topic_problem and self._topic_problem != known:
+            log.warning("%s: %s: no live events will come", self.publisher.replica, self._topic_problem)
 
     def _socket(self, kind: int) -> Socket:
         new = self._context.socket(kind)
@@ -240,8 +239,15 @@ class Subscription:
         standing = Standing(self.is_connected, self._is_complete, self.stream.is_restored, self.problem)
         if standing == self.told:
             return steps
+        if self.stream.problem and standing.problem != self.told.problem:
+            log.warning("%s: %s", self.publisher.replica, standing.problem)
         self.told = standing
         return [*steps, standing]
+
+    @property
+    def problem(self) -> str:
+        """Why nothing comes live, or what does is in doubt; in words for an operator."""
+        return self._topic_problem or self.stream.problem
 
     @property
     def _is_complete(self) -> bool:
@@ -311,7 +317,7 @@ class Subscription:
     def _live(self, frames: list[bytes], now: float) -> list[Step]:
         if len(frames) != 3 or len(frames[1]) != 8:
             return self._malformed()
-        if self.problem:  # so the engine has told something else than it does
+        if self._topic_problem:  # so the engine has told something else than it does
             self._compare_topic(frames[0].decode(errors="replace"))
         self.last_live = now
         self._recheck_at = now + self.settings.recheck_idle
@@ -326,7 +332,7 @@ class Subscription:
             return self.stream.replay_ended()
         if len(frames) > 3:
             self._compare_topic(frames[-3].decode(errors="replace"))
-            self.counters["foreign_topics"] += bool(self.problem)
+            self.counters["foreign_topics"] += bool(self._topic_problem)
         self._replay_deadline = now + self.settings.replay_timeout
         return self.stream.replayed(int.from_bytes(frames[-2], "big"), self._batch(frames[-1]))
 
@@ -347,7 +353,7 @@ class Subscription:
             batch = decode(payload)
             self._unreadable = 0
         except WireError as error:
-            batch = Batch(0.0, [], None, (str(error),))
+            batch = Batch(0.0, [], None, (str(error),), digest_of(payload))
             self._count_unreadable()
         self.counters["batches"] += 1
         if batch.skipped:

@@ -34,8 +34,8 @@ def test_a_replica_goes_on_where_it_was() -> None:
     image = at_once(Handover(fed(member(A)), URLS).take(now=5.0))
     made, handover = taken_over(image)
     assert made.caches.index.gpu.blocks(A) == 2
-    assert join(made, handover, described(member(A))) == (Position(1, 7.5), None)
-    assert made.caches.positions[A] == Position(1, 7.5)
+    assert join(made, handover, described(member(A))) == (Position(1, 75), None)
+    assert made.caches.positions[A] == Position(1, 75)
     assert made.caches.recognitions[A].export() == image.replicas[0].recognition
     assert made.caches.recognitions[A].state is KeyState.PROVEN
     assert not handover.waiting
@@ -46,7 +46,7 @@ def test_a_replica_goes_on_where_it_was() -> None:
 def test_learned_keys_go_on_where_they_were() -> None:
     engine = member(A)
     before = router(engine)
-    before.caches.observe(A, [Apply([Batch(7.5, [told(TOKENS, RANDOM)])])])
+    before.caches.observe(A, [Apply([Batch(7.5, [told(TOKENS, RANDOM)], digest=75)])])
     made, handover = taken_over(at_once(Handover(before, URLS).take(now=5.0)))
     join(made, handover, described(engine))
     assert made.caches.recognitions[A].state is KeyState.LEARNED
@@ -58,10 +58,10 @@ def test_learned_keys_go_on_where_they_were() -> None:
 def test_what_is_missing_or_in_doubt_is_told_on() -> None:
     engine = member(A, num_gpu_blocks=2)
     before = fed(engine)
-    before.caches.observe(A, [Lost(1, 3), Apply([Batch(8.0, [], skipped=("nonsense",))])])
+    before.caches.observe(A, [Lost(1, 3), Apply([Batch(8.0, [], skipped=("nonsense",), digest=80)])])
     before.tick(1.0)  # more blocks than it has: the events are not what they seem
     made, handover = taken_over(at_once(Handover(before, URLS).take(5.0)))
-    assert join(made, handover, described(engine))[0] == Position(5, 8.0, 4)
+    assert join(made, handover, described(engine))[0] == Position(5, 80, 4)
     assert made.caches.losses[A] == before.caches.losses[A]
     assert (made.caches.losses[A].batches, made.caches.losses[A].events, made.caches.losses[A].is_overfull) == (
         3,
@@ -130,7 +130,7 @@ def test_what_waits_is_handed_on_too() -> None:
     made, handover = taken_over(at_once(Handover(fed(member(A), member(B)), URLS).take(5.0)))
     join(made, handover, described(member(A)))
     again = at_once(handover.take(6.0))
-    assert {each.replica: each.position for each in again.replicas} == {A: Position(1, 7.5), B: Position(1, 7.5)}
+    assert {each.replica: each.position for each in again.replicas} == {A: Position(1, 75), B: Position(1, 75)}
     once_more, _ = taken_over(again)
     assert (once_more.caches.index.gpu.blocks(A), once_more.caches.index.gpu.blocks(B)) == (2, 2)
 

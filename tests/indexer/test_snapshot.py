@@ -27,7 +27,7 @@ from tests.support.routing import RANDOM, RECIPE, told
 A, B, C = (ReplicaId(name) for name in ("a", "b", "c"))
 CPU = Tier("CPU")
 CREATED = 1_000_000.0
-POSITION = Position(7, 3.5)
+POSITION = Position(7, 35)
 GROUPS = GroupsImage((GroupSpec(0, "full_attention", 4), GroupSpec(1, "sliding_window", 4, 8)), (0,))
 
 Held = dict[tuple[ReplicaId, Tier, int], Counter[int]]
@@ -104,7 +104,7 @@ def test_what_is_restored_is_what_was_known(changes: Any, piece: int, data: st.D
     index = changed(changes)
     told = data.draw(st.lists(st.sampled_from([A, B, C]), unique=True))
     wanted = data.draw(st.lists(st.sampled_from([A, B, C]), unique=True))
-    parts = [about(each, Position(at + 1, float(at), at)) for at, each in enumerate(told)]
+    parts = [about(each, Position(at + 1, at, at)) for at, each in enumerate(told)]
     whole = b"".join(write(image(index, *parts)))
     pieces = [whole[at : at + piece] for at in range(0, len(whole), piece)]
     again, found = restored(pieces, wanted)

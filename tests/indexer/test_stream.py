@@ -13,7 +13,7 @@ OLD, NEW = 1_000.0, 2_000.0
 
 def at(sequence: int, life: float = OLD) -> Batch:
     """The batch that the engine of this life published under this number; its timestamp tells both."""
-    return Batch(life + sequence, [])
+    return Batch(life + sequence, [], digest=round(life) + sequence)
 
 
 def applied(steps: Sequence[Step]) -> list[float]:
@@ -93,9 +93,9 @@ def test_nothing_is_complete_before_anything_was_heard() -> None:
 # Gaps -----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_gap_is_asked_for_once_from_the_first_missing_sequence() -> None:
+def test_a_gap_is_asked_for_once_from_the_batch_before_it() -> None:
     stream = with_replay(until=5)
-    assert live(stream, 7) == [Replay(5)]
+    assert live(stream, 7) == [Replay(4)]
     assert live(stream, 8, 10) == [], "an answer is on its way"
     assert (stream.gaps, sorted(stream.pending)) == (1, [7, 8, 10])
     assert not stream.is_complete
@@ -144,8 +144,8 @@ def test_a_hole_in_a_replay_is_asked_for_again_from_the_hole() -> None:
 
 def test_a_second_gap_during_a_replay_is_asked_for_after_it() -> None:
     stream = with_replay(until=2)
-    assert live(stream, 3) == [Replay(2)]
-    replay(stream, 2)
+    assert live(stream, 3) == [Replay(1)]
+    replay(stream, 1, 2)
     assert live(stream, 6) == []
     assert stream.replay_ended() == [Replay(4)]
     assert applied(replay(stream, 4, 5, 6)) == times(4, 6)
@@ -443,6 +443,130 @@ def test_the_first_connection_forgets_nothing() -> None:
     assert stream.connected() == []
 
 
+def test_a_restart_behind_a_gap_is_seen_though_the_connection_lives_on() -> None:
+    """A forwarder stands between: nobody tells of a disconnection, and the new series is further than the old one."""
+    stream = with_replay(until=10)
+    assert live(stream, 15, life=NEW) == [Replay(9)]
+    steps = replay(stream, 9, life=NEW)
+    assert isinstance(steps[0], Forget)
+    assert steps[1:] == [Replay(0)]
+    assert applied(replay(stream, *range(16), life=NEW)) == times(0, 15, NEW)
+    assert stream.replay_ended() == [Replay(16)]
+    assert stream.replay_ended() == []
+    assert (stream.is_complete, stream.incarnation, stream.problem) == (True, 1, "")
+
+
+def test_the_batch_before_a_gap_may_be_all_that_a_replay_did_not_drop() -> None:
+    """Only first frames are sure to come, so the missing ones are asked for by themselves."""
+    stream = with_replay(until=5)
+    live(stream, 7)
+    assert replay(stream, 4) == []
+    assert stream.replay_ended() == [Replay(5)]
+    assert stream.duplicates == 0
+
+
+def test_a_publisher_that_has_thrown_away_the_batch_before_a_gap_is_not_another_one() -> None:
+    stream = with_replay(until=5)
+    assert live(stream, 7) == [Replay(4)]
+    assert applied(replay(stream, 5, 6)) == times(5, 7)
+    assert stream.incarnation == 0
+
+
+def test_a_restart_is_seen_though_the_clock_of_the_engine_stands_still() -> None:
+    stream = with_replay()
+    stream.receive(0, Batch(0.0, [], digest=1))
+    stream.disconnected()
+    assert stream.connected() == [Replay(0)]
+    assert isinstance(stream.replayed(0, Batch(0.0, [], digest=2))[0], Forget)
+
+
+def test_a_batch_that_waits_must_come_by_replay_as_it_came_live() -> None:
+    stream = with_replay(until=2)
+    live(stream, 4)
+    replay(stream, 1, 2)
+    assert isinstance(replay(stream, 4, life=NEW)[0], Forget)
+
+
+def test_a_batch_that_waits_must_come_live_as_it_came_by_replay() -> None:
+    stream = with_replay(until=2)
+    stream.recheck()
+    replay(stream, 1, 3)
+    assert isinstance(live(stream, 3, life=NEW)[0], Forget)
+
+
+# Another engine's replay socket ----------------------------------------------------------------------------------------
+
+FOREIGN = 3_000.0
+
+
+def misled(until: int = 10) -> EventStream:
+    """Its replay endpoint is another engine's, which has published these batches."""
+    stream = EventStream(has_replay=True)
+    assert stream.connected() == [Replay(0)]
+    replay(stream, *range(until), life=FOREIGN)
+    stream.replay_ended()
+    replay(stream, until - 1, life=FOREIGN)
+    stream.replay_ended()
+    assert stream.is_complete
+    return stream
+
+
+def test_a_live_batch_that_is_not_what_a_replay_brought_is_no_duplicate() -> None:
+    stream = misled()
+    steps = live(stream, 0)
+    assert isinstance(steps[0], Forget)
+    assert steps[1:] == [Replay(0), Apply([at(0)])]
+
+
+def test_a_replay_that_contradicts_what_comes_live_again_and_again_is_not_believed() -> None:
+    stream = misled()
+    steps = [*live(stream, 0, 1), *replay(stream, 0, 1, life=FOREIGN), *live(stream, 2, 4, 5)]
+    assert [type(step) for step in steps] == [Forget, Replay, Apply, Apply, Apply, Lost, Apply, Apply]
+    assert applied(steps) == [*times(0, 2), *times(4, 5)]
+    assert "another engine's" in stream.problem
+    assert stream.recheck() == []
+
+
+def test_what_was_applied_of_a_replay_that_is_not_believed_is_forgotten() -> None:
+    stream = misled()
+    live(stream, 4)
+    steps = replay(stream, 0, 1, 2, 3, 4, life=FOREIGN)
+    assert isinstance(steps[-1], Forget)
+    assert live(stream, 5) == [Lost(0, 4), Apply([at(5)])]
+    assert not stream.is_complete
+
+
+def test_a_renewed_connection_is_asked_again() -> None:
+    stream = misled()
+    live(stream, 4)
+    replay(stream, 0, 1, 2, 3, 4, life=FOREIGN)
+    stream.disconnected()
+    assert stream.connected() == [Replay(0)]
+    assert stream.problem == ""
+    assert applied(replay(stream, *range(8))) == times(0, 7)
+
+
+def test_several_restarts_behind_a_forwarder_are_restarts() -> None:
+    stream = with_replay(until=3)
+    for at_sequence, life in ((2, NEW), (8, FOREIGN), (14, NEW + 500)):
+        assert live(stream, at_sequence + 5, life=life) == [Replay(at_sequence)]
+        assert isinstance(replay(stream, at_sequence, life=life)[0], Forget)
+        replay(stream, *range(at_sequence + 6), life=life)
+        assert live(stream, at_sequence + 6, life=life) != []
+        assert stream.replay_ended() == [Replay(at_sequence + 7)]
+        assert stream.replay_ended() == []
+        assert (stream.problem, stream.is_complete) == ("", True)
+
+
+def test_a_live_stream_that_lags_behind_its_replay_is_the_same() -> None:
+    stream = EventStream(has_replay=True)
+    stream.connected()
+    replay(stream, *range(100))
+    steps = live(stream, *range(50, 110))
+    assert applied(steps) == times(100, 109)
+    assert (stream.incarnation, stream.duplicates, len(stream._ahead)) == (0, 50, 0)
+
+
 # Bounds ---------------------------------------------------------------------------------------------------------------
 
 
@@ -491,7 +615,7 @@ def test_of_what_a_full_pending_hides_only_what_was_thrown_away_is_lost(few_pend
 def test_giving_up_a_hole_for_want_of_room_does_not_disturb_the_replay_under_way(few_pending: int) -> None:
     stream = with_replay(until=1)
     steps = live(stream, *range(2, 6), *range(7, 4 + few_pending))
-    assert [step for step in steps if not isinstance(step, Apply)] == [Replay(1), Lost(1, 1)]
+    assert [step for step in steps if not isinstance(step, Apply)] == [Replay(0), Lost(1, 1)]
 
 
 def test_a_replay_that_lasts_too_long_is_given_up_with_what_it_has_not_brought() -> None:
@@ -542,7 +666,7 @@ def test_a_replay_that_calls_lost_what_then_comes_live_is_not_believed() -> None
 
 def resumed(at_sequence: int = 5, lost_batches: int = 0) -> EventStream:
     """A stream that goes on behind the batches below ``at_sequence``, with its first question asked."""
-    position = Position(at_sequence, at(at_sequence - 1).timestamp, lost_batches)
+    position = Position(at_sequence, at(at_sequence - 1).digest, lost_batches)
     stream = EventStream(has_replay=True, resume=position)
     assert stream.connected() == [Replay(at_sequence - 1)]
     assert (stream.is_restored, stream.is_complete) == (True, False)
@@ -598,18 +722,18 @@ def test_a_hole_is_still_a_hole_after_a_resume() -> None:
 
 def test_without_a_replay_socket_nothing_is_resumed() -> None:
     with pytest.raises(AssertionError):
-        EventStream(has_replay=False, resume=Position(5, 1.0))
+        EventStream(has_replay=False, resume=Position(5, 1))
 
 
 @pytest.mark.parametrize(
     ("step", "position"),
     [
-        (Apply([at(5), at(6)]), Position(7, OLD + 6, 2)),
+        (Apply([at(5), at(6)]), Position(7, at(6).digest, 2)),
         (Lost(5, 8), Position(9, None, 6)),
         (Forget("a restart"), Position()),
-        (Standing(is_connected=True), Position(5, OLD + 4, 2)),
+        (Standing(is_connected=True), Position(5, at(4).digest, 2)),
     ],
 )
 def test_a_position_follows_the_steps(step: Step, position: Position) -> None:
-    assert Position(5, OLD + 4, 2).after(step) == position
-    assert position.can_be_resumed == (position.timestamp is not None)
+    assert Position(5, at(4).digest, 2).after(step) == position
+    assert position.can_be_resumed == (position.digest is not None)

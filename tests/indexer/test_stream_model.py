@@ -41,7 +41,7 @@ class Publisher:
         return self.sent - 1, self.batch(self.sent - 1)
 
     def batch(self, sequence: int) -> Batch:
-        return Batch(self.life * 10_000.0 + sequence, [])
+        return Batch(self.life * 10_000.0 + sequence, [], digest=self.life * 10_000 + sequence)
 
     def answer(self, start: int) -> list[tuple[int, Batch]]:
         oldest = max(start, self.sent - self.buffer)
@@ -215,7 +215,7 @@ class PublisherMachine(RuleBasedStateMachine):
         assert self.position.next_sequence == (self.stream.next_sequence or 0)
         assert self.position.lost_batches == len(self.lost)
         if self.position.can_be_resumed:
-            assert self.position.timestamp == self.applied[self.position.next_sequence - 1]
+            assert self.position.digest == self.applied[self.position.next_sequence - 1]
 
     @rule()
     def settle(self) -> None:

@@ -84,7 +84,7 @@ def test_the_same_block_from_three_generations_of_vllm(written: str) -> None:
     assert [told(event) for event in batch.events] == [
         {"type": "BlockStored", "block_size": 2, "medium": "GPU", **expected}
     ]
-    assert batch == Batch(TIMESTAMP, batch.events, 0)
+    assert batch == Batch(TIMESTAMP, batch.events, 0, digest=batch.digest)
 
 
 @pytest.mark.parametrize("length", [12, 11, 10, 9, 8, 7, 6, 5])

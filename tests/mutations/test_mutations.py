@@ -74,7 +74,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "any batch of the right number verifies an engine": Fault(
         "indexer/stream.py",
-        "if sequence != self._verifying or batch.timestamp != self._last_timestamp:",
+        "if sequence != self._verifying or batch.digest != self._last_digest:",
         "if sequence != self._verifying:",
     ),
     "what came before a reconnect counts for the time after it": Fault(

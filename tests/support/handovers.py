@@ -32,7 +32,7 @@ def fed(*replicas: Replica) -> Router:
     """Each replica has published one batch, with two blocks."""
     made = router(*replicas)
     for each in replicas:
-        made.caches.observe(each.id, [Apply([Batch(7.5, [told(TOKENS)])])])
+        made.caches.observe(each.id, [Apply([Batch(7.5, [told(TOKENS)], digest=75)])])
     return made
 
 

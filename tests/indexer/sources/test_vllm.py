@@ -10,6 +10,7 @@ import pytest
 from indexer.sources import subscription, vllm
 from indexer.sources.vllm import EventReader, Publisher
 from indexer.stream import Lost, Position
+from indexer.wire import digest_of
 from tests.indexer.samples import CLEARED_ARRAY, payload, stored_map
 from tests.indexer.sources.reading import SETTINGS, A, B, Received, Start, batch, is_settled, subscribe, until
 
@@ -197,6 +198,24 @@ def test_a_publisher_that_is_away_is_not_called_complete(start: Start, reader: E
     until(reader, is_settled)
 
 
+def test_the_replay_socket_of_another_engine_is_told_and_not_asked_any_more(
+    start: Start, reader: EventReader, received: Received
+) -> None:
+    ours, other = start(), start()
+    for time in range(10):
+        other.publish(batch(100.0 + time))
+    reader.add(Publisher(A, ours.events, other.replay))
+    until(reader, is_settled)
+    for time in range(4):
+        ours.publish(batch(float(time)))
+    status = until(reader, lambda status: bool(status.problem))
+    assert "another engine's" in status.problem
+    ours.publish(batch(4.0))
+    received.wait(lambda: received.applied[A][-1:] == [4.0])
+    assert not any(time >= 100 for time in received.applied[A])
+    assert not until(reader, lambda status: status.next_sequence == 5).is_complete
+
+
 # Going on where another reader ended ----------------------------------------------------------------------------------
 
 
@@ -204,7 +223,7 @@ def test_a_subscription_goes_on_where_another_one_ended(start: Start, reader: Ev
     publisher = start()
     for time in (5.0, 6.0, 7.0, 8.0):
         publisher.publish(batch(time))
-    reader.add(Publisher(A, publisher.events, publisher.replay), Position(2, 6.0))
+    reader.add(Publisher(A, publisher.events, publisher.replay), Position(2, digest_of(batch(6.0))))
     received.wait_for(A, 7.0, 8.0)
     until(reader, is_settled)
     assert received.forgotten[A] == 0
@@ -217,7 +236,7 @@ def test_a_subscription_that_finds_another_engine_begins_anew(
     publisher = start()
     for time in (15.0, 16.0, 17.0):
         publisher.publish(batch(time))
-    reader.add(Publisher(A, publisher.events, publisher.replay), Position(2, 6.0))
+    reader.add(Publisher(A, publisher.events, publisher.replay), Position(2, digest_of(batch(6.0))))
     received.wait_for(A, 15.0, 16.0, 17.0)
     assert received.forgotten[A] == 1
     until(reader, is_settled)
@@ -226,7 +245,7 @@ def test_a_subscription_that_finds_another_engine_begins_anew(
 def test_what_cannot_be_subscribed_to_confirms_no_snapshot(
     start: Start, reader: EventReader, received: Received
 ) -> None:
-    reader.add(Publisher(A, "not an address", start().replay), Position(2, 6.0))
+    reader.add(Publisher(A, "not an address", start().replay), Position(2, digest_of(batch(6.0))))
     received.wait(lambda: received.forgotten[A] == 1)
 
 
