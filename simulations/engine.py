@@ -37,6 +37,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
         async_scheduling: a step is scheduled while the one before it is computed (see the head of the file).
         reserve_full_prompt: admit a request only when its whole prompt fits, not just its first chunk
             (``scheduler_reserve_full_isl``).
+        has_prefix_caching: look for cached blocks, keep them and announce them.
         announce_tokens: put token ids and extra keys into the events; without them the events keep their order and hashes.
     """
 
@@ -47,6 +48,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_model_len: int = 8192
     async_scheduling: bool = False
     reserve_full_prompt: bool = True
+    has_prefix_caching: bool = True
     announce_tokens: bool = True
 
     def __post_init__(self) -> None:
@@ -404,15 +406,18 @@ class Engine:
         self._count_lookup(live, num_hit)
         return num_new
 
+    def _reads_cache(self, live: _Live) -> bool:
+        return self.config.has_prefix_caching and not live.request.skip_cache
+
     def _find_hits(self, live: _Live) -> list[int]:
-        if live.request.skip_cache:
+        if not self._reads_cache(live):
             return []
         # The last token is always computed, for its logits; hits end on a block boundary, so a prompt of whole blocks
         # computes its last block again.
         return self._pool.find(live.sequence.keys[: (live.sequence.num_tokens - 1) // self._block_size])
 
     def _count_lookup(self, live: _Live, num_hit: int) -> None:
-        if not live.request.skip_cache and not live.was_preempted:
+        if self._reads_cache(live) and not live.was_preempted:
             self.prefix_cache_queries += live.sequence.num_tokens
             self.prefix_cache_hits += num_hit
 
@@ -454,7 +459,7 @@ class Engine:
 
     def _cache_full_blocks(self, live: _Live, num_tokens: int) -> None:
         first, last = live.num_cached_blocks, num_tokens // self._block_size
-        if first < last:
+        if first < last and self.config.has_prefix_caching:
             self._pool.cache(live.blocks[first:last], live.sequence.keys[first:last])
             live.num_cached_blocks = last
             self._events.append(self._stored(live, first, last))

@@ -57,6 +57,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--hash-algorithm", default="sha256", help="sha256, sha256_cbor, xxhash or xxhash_cbor (default %(default)s)")
     add("--hash-seed", metavar="TEXT", help="what PYTHONHASHSEED would be (default unset)")
     add("--byte-hashes", action="store_true", help="publish whole digests, not 64-bit integers")
+    add(
+        "--no-prefix-caching",
+        action="store_true",
+        help="as with vLLM's flag of that name: nothing is cached or published",
+    )
     add("--prefill-tps", type=float, metavar="X", help="prompt tokens computed in a second (default: of an 8B model)")
     add("--decode-ms", type=float, metavar="Y", help="milliseconds for one output token (default: of an 8B model)")
     add("--speed", type=float, default=1.0, metavar="FACTOR", help="divide all times by this (default 1)")
@@ -117,6 +122,7 @@ def read_config(args: argparse.Namespace) -> FakeConfig:
             has_int_hashes=not args.byte_hashes,
             latency=_latency(args.prefill_tps, args.decode_ms),
             speed=args.speed,
+            has_prefix_caching=not args.no_prefix_caching,
             has_scale_out=not args.no_render,
             has_usage_details=not args.no_usage_details,
             shutdown_timeout=args.shutdown_timeout,

@@ -48,6 +48,7 @@ class FakeConfig(msgspec.Struct, frozen=True, kw_only=True):
     latency: LatencyModel = LatencyModel()
     speed: float = 1.0
     loras: tuple[Lora, ...] = ()
+    has_prefix_caching: bool = True
     has_scale_out: bool = True
     has_dev_mode: bool = True
     has_usage_details: bool = True
@@ -110,6 +111,7 @@ class FakeConfig(msgspec.Struct, frozen=True, kw_only=True):
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_num_seqs=self.max_num_seqs,
             max_model_len=self.max_model_len,
+            has_prefix_caching=self.has_prefix_caching,
         )
 
     def lora(self, model: str) -> Lora | None:

@@ -100,7 +100,7 @@ def _cache_labels(config: FakeConfig, rank: int) -> str:
     labels = {
         "block_size": config.block_size,
         "cache_dtype": "auto",
-        "enable_prefix_caching": True,
+        "enable_prefix_caching": config.has_prefix_caching,
         "engine": rank,
         "gpu_memory_utilization": 0.92,
         "num_cpu_blocks": None,

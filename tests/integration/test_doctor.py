@@ -95,6 +95,7 @@ OLD: dict[str, Any] = {"vllm_version": "0.22.0"}
 
 BROKEN: list[tuple[FakeConfig, int, dict[str, str]]] = [
     (config(event_port=None, replay_port=None), 2, {"events": "KV events are off"}),
+    (config(has_prefix_caching=False), 2, {"caching": "prefix caching is off"}),
     (config(replay_port=None), 1, {"replay": "has no replay socket", "knowledge": ""}),
     (config(has_usage_details=False), 1, {"usage": "--enable-prompt-tokens-details"}),
     (config(**OLD), 2, {"events": "does not tell where its KV events are", "seed": "PYTHONHASHSEED"}),

@@ -125,6 +125,14 @@ def test_a_request_that_skips_the_cache_hits_nothing_and_stores_copies() -> None
     assert set(engine.cached().values()) == {2}
 
 
+def test_without_prefix_caching_nothing_is_found_kept_or_announced() -> None:
+    engine = make_engine(has_prefix_caching=False)
+    serve(engine, ask("a", range(9)))
+    again = serve(engine, ask("b", range(9)))
+    assert (again.cached_tokens, again.events, engine.cached()) == ({"b": 0}, [], {})
+    assert engine.prefix_cache_queries == 0
+
+
 @pytest.mark.parametrize("extras", [Extras(salt="theirs"), Extras(lora=Lora("ad", "/ad", 1))])
 def test_salt_and_adapter_keep_requests_apart(extras: Extras) -> None:
     engine = make_engine()

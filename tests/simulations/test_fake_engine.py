@@ -32,6 +32,7 @@ def test_flags_become_a_configuration() -> None:
         *("--port", "8101", "--event-port", "5601", "--replay-port", "5701", "--model", "m", "--lora", "a=/p"),
         *("--blocks", "1000", "--block-size", "32", "--prefill-tps", "1000", "--decode-ms", "20", "--speed", "4"),
         *("--hash-algorithm", "sha256_cbor", "--hash-seed", "0", "--vllm-version", "0.30.0", "--no-render"),
+        "--no-prefix-caching",
     )
     assert (found.port, found.event_port, found.replay_port, found.model) == (8101, 5601, 5701, "m")
     assert found.loras == (Lora("a", "/p", 1),)
@@ -39,6 +40,7 @@ def test_flags_become_a_configuration() -> None:
     assert found.latency == LatencyModel.from_rates(prefill_tokens_per_second=1000, decode_seconds_per_token=0.02)
     assert found.engine(b"").recipe == Recipe.for_version("0.30.0", algorithm="sha256_cbor", block_size=32, seed="0")
     assert not found.has_scale_out
+    assert not found.has_prefix_caching
 
 
 def test_events_and_replay_can_be_left_out() -> None:
