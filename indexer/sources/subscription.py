@@ -10,12 +10,11 @@ import logging
 from collections import Counter
 from typing import Final, TypeAlias
 
-import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from indexer.errors import WireError
-from indexer.index import ReplicaId
+from indexer.sources.publisher import COUNTED, COUNTED_BY_STREAM, Publisher, PublisherStatus, ReaderSettings
 from indexer.stream import MAX_PENDING, EventStream, Forget, Position, Replay, Standing, Step
 from indexer.wire import Batch, decode, digest_of
 
@@ -40,73 +39,9 @@ MAX_MESSAGE: Final = 256 * 1024 * 1024
 REPLAYS_AT_ONCE: Final = 20
 """Replays that may follow each other without a pause; one more is allowed with every tick."""
 
-COUNTED: Final = (
-    "batches",
-    "connections",
-    "events_skipped",
-    "foreign_topics",
-    "malformed_messages",
-    "messages_of_two_connections",
-    "replays_unanswered",
-)
-"""What is counted here; the stream counts the rest."""
-
 Socket: TypeAlias = zmq.Socket[bytes]
 
 MONITORED: Final = zmq.Event.ACCEPTED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
-
-
-class Publisher(msgspec.Struct, frozen=True):
-    """Where one replica publishes its KV events.
-
-    ``replay`` is the publisher's replay endpoint, or None when it has none (vLLM's default). ``topic`` is the prefix to
-    subscribe to; empty means everything. ``is_dialling``: it connects to ``events``, an address of ours, instead of
-    listening there (vLLM 0.11 - 0.32: an ``endpoint`` without a wildcard); nobody else may use that address. ``told_topic`` is
-    the topic that the engine says it publishes under; None where it does not say.
-    """
-
-    replica: ReplicaId
-    events: str
-    replay: str | None = None
-    topic: str = ""
-    is_dialling: bool = False
-    told_topic: str | None = None
-
-
-class ReaderSettings(msgspec.Struct, frozen=True):
-    """Time-outs of the reader, in seconds."""
-
-    replay_timeout: float = 5.0
-    """Silence after which a replay is taken for unanswered; an idle vLLM answers after at most 0.1 s."""
-    replay_limit: float = 60.0
-    """A replay that lasts longer is given up, whatever it brings: meanwhile no live batch behind the gap is applied."""
-    recheck_first: float = 1.0
-    """After a connection was made: long enough that the subscription has certainly reached the publisher."""
-    recheck_idle: float = 30.0
-    """A publisher silent for this long is asked whether we have its last batch."""
-    heartbeat: float = 5.0
-    """ZMTP ping interval; a peer silent for twice as long is a broken connection, even if TCP has not noticed."""
-
-
-class PublisherStatus(msgspec.Struct, frozen=True):
-    """What an operator wants to know of one subscription."""
-
-    is_connected: bool
-    is_complete: bool
-    is_replaying: bool
-    incarnation: int
-    next_sequence: int | None
-    last_event_age: float | None
-    """Seconds since the last live batch; None before the first."""
-    counters: dict[str, int]
-    problem: str = ""
-    """Why nothing comes though it is connected, or why it begins anew; in words for an operator."""
-
-
-def not_subscribed(problem: str) -> PublisherStatus:
-    """The status of a publisher that is left alone for a while."""
-    counters = dict.fromkeys((*COUNTED, "gaps", "replays", "lost_batches", "duplicates"), 0)
-    return PublisherStatus(False, False, False, 0, None, None, counters, problem)
 
 
 class Subscription:
@@ -264,10 +199,7 @@ class Subscription:
             last_event_age=None if self.last_live is None else now - self.last_live,
             counters={
                 **self.counters,
-                "gaps": stream.gaps,
-                "replays": stream.replays,
-                "lost_batches": stream.lost_batches,
-                "duplicates": stream.duplicates,
+                **{name: getattr(stream, name) for name in COUNTED_BY_STREAM},
             },
             problem=self.problem,
         )

@@ -18,16 +18,8 @@ from typing import Final
 import zmq
 
 from indexer.index import ReplicaId
-from indexer.sources.subscription import (
-    TICK,
-    Publisher,
-    PublisherStatus,
-    ReaderSettings,
-    Socket,
-    Subscription,
-    UselessPublisher,
-    not_subscribed,
-)
+from indexer.sources.publisher import Publisher, PublisherStatus, ReaderSettings, not_subscribed
+from indexer.sources.subscription import TICK, Socket, Subscription, UselessPublisher
 from indexer.stream import Forget, Position, Standing, Step
 
 __all__ = ["EventReader", "Publisher", "PublisherStatus", "ReaderSettings"]

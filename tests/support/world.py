@@ -22,8 +22,9 @@ from balancer.router import Router
 from indexer.index import ReplicaId
 from indexer.recognition import KeyState
 from indexer.snapshot import Image, write
-from indexer.sources.subscription import TICK, ReaderSettings, Subscription, UselessPublisher
-from indexer.sources.subscription import Publisher as Address
+from indexer.sources.publisher import Publisher as Address
+from indexer.sources.publisher import ReaderSettings
+from indexer.sources.subscription import TICK, Subscription, UselessPublisher
 from indexer.stream import Apply, Forget, Lost, Position, Standing, Step
 from tests.support.network import Dealer, Network, Sub
 from tests.support.publisher import ADAPTER, GPU, Ask, Kind, Life, Publisher, Start, Stepped
