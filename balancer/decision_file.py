@@ -1,12 +1,15 @@
 """Every decision as a line of JSON in a file, if the settings name one.
 
 Knows one file, its size and the thread that writes. Never holds up a request and never fails one: what cannot be written is
-lost, with one warning until writing works again.
+lost, with one warning until writing works again. Every line of the file is whole.
 """
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
+import stat
 from collections import deque
 from pathlib import Path
 from typing import Final
@@ -24,6 +27,13 @@ WRITE_SECONDS: Final = 0.5
 
 MAX_WAITING: Final = 20_000
 """Entries that wait for a disk; the oldest go first."""
+
+
+def problem(path: Path) -> str | None:
+    """Why no decision can be appended there, whatever happens to disks and folders."""
+    if path.exists() and not path.is_file():
+        return "it is there, and is no regular file"
+    return None
 
 
 class DecisionFile:
@@ -61,8 +71,7 @@ class DecisionFile:
         lines = b"".join(msgspec.json.encode(entry.explained(self._policy)) + b"\n" for entry in entries)
         try:
             self._rotate(len(lines))
-            with self._path.open("ab") as file:
-                file.write(lines)
+            _append(self._path, lines)
         except OSError as error:
             self.lost += len(entries)
             if not self._has_failed:
@@ -82,3 +91,24 @@ class DecisionFile:
         with contextlib.suppress(FileNotFoundError):
             if self._path.stat().st_size + coming > self._max_bytes:
                 self._path.replace(self._path.with_name(self._path.name + ".1"))
+
+
+def _append(path: Path, lines: bytes) -> None:
+    """All of the lines or none of them, behind whole ones."""
+    # Opened for reading, too, and without waiting: a pipe in its place would keep this thread until somebody reads it.
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666)
+    try:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        if about.st_size and os.pread(file, 1, about.st_size - 1) != b"\n":  # of a process that was killed
+            lines = b"\n" + lines
+        left = memoryview(lines)
+        try:
+            while left:
+                left = left[os.write(file, left) :]
+        except OSError:
+            os.ftruncate(file, about.st_size)
+            raise
+    finally:
+        os.close(file)

@@ -104,9 +104,9 @@ class RouterService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.warm.save(logging.INFO)  # before the rest, which may wait for a disk
         if self._decision_file is not None:
             await self._decision_file.flush()
-        await self.warm.save(logging.INFO)
         await self.feed.close()
         await self.session.close()
 

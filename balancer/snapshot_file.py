@@ -6,6 +6,8 @@ that is no snapshot is somebody else's, and never replaced.
 
 import asyncio
 import contextlib
+import fcntl
+import glob
 import os
 import secrets
 import time
@@ -20,7 +22,7 @@ T = TypeVar("T")
 READ_BYTES: Final = 128 * 1024
 
 LEFTOVER_SECONDS: Final = 3600.0
-"""Age of a temporary file that nobody can be writing any more."""
+"""Age of a draft that nobody can be writing any more, should the folder be one without locks."""
 
 
 def problem(path: Path) -> str | None:
@@ -32,6 +34,8 @@ def problem(path: Path) -> str | None:
         return f"{folder} cannot be written to"
     if path.is_dir():
         return "it is a folder itself"
+    if path.exists() and not path.is_file():
+        return "it is there, and is no regular file"
     try:
         with path.open("rb") as file:
             begins = file.read(len(MAGIC))
@@ -49,9 +53,15 @@ async def read(path: Path) -> AsyncGenerator[bytes, None]:
     Raises:
         OSError: it cannot be read.
     """
-    with await asyncio.to_thread(path.open, "rb") as file:
+    with await asyncio.to_thread(_open, path) as file:
         while data := await asyncio.to_thread(file.read, READ_BYTES):
             yield data
+
+
+def _open(path: Path) -> IO[bytes]:
+    return open(
+        os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb"
+    )  # a pipe that was put there is empty, and not waited for
 
 
 async def write(path: Path, pieces: AsyncGenerator[bytes, None]) -> int:
@@ -97,7 +107,10 @@ async def _created(path: Path) -> AsyncGenerator[IO[bytes], None]:
 
 
 def _create(path: Path) -> IO[bytes]:
-    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with contextlib.suppress(OSError):  # where there are no locks, age alone tells
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return open(file, "wb")
 
 
 def _flush(file: IO[bytes]) -> None:
@@ -115,8 +128,19 @@ def _replace(draft: Path, path: Path) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Drafts of gateways that were killed while they wrote."""
-    with contextlib.suppress(OSError):
-        for draft in path.parent.glob(f"{path.name}.*.tmp"):
-            if time.time() - draft.stat().st_mtime > LEFTOVER_SECONDS:
+    """Drafts of gateways that were killed while they wrote: whoever writes one holds a lock on it."""
+    for draft in path.parent.glob(f"{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError):
+            if _is_left(draft):
                 draft.unlink()
+
+
+def _is_left(draft: Path) -> bool:
+    with _open(draft) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return time.time() - draft.stat().st_mtime > LEFTOVER_SECONDS
+    return True

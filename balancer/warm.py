@@ -96,9 +96,10 @@ class WarmStart:
 
     async def load(self, session: aiohttp.ClientSession) -> None:
         """Take over from the first sibling that has anything, else from the file, else begin with nothing."""
-        if not await self._load_from_siblings(session) and self._settings.path is not None:
-            path = Path(self._settings.path)
+        path = None if self._settings.path is None else Path(self._settings.path)
+        if path is not None:
             await asyncio.to_thread(snapshot_file.remove_leftovers, path)
+        if not await self._load_from_siblings(session) and path is not None:
             await self._load(str(path), snapshot_file.read(path))
         self.is_loaded = True
 

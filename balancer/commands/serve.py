@@ -16,8 +16,8 @@ from typing import Any
 
 from aiohttp import web
 
+from balancer import decision_file, snapshot_file
 from balancer import settings as settings_module
-from balancer import snapshot_file
 from balancer.commands import Command
 from balancer.commands.listening import LOG_LEVELS, begin_logging, bind, url_of
 from balancer.commands.loop import run_loop, stop_signal
@@ -31,7 +31,7 @@ from balancer.http.server import HttpServer, ServerLimits
 from balancer.metrics import Metrics
 from balancer.policies.base import names
 from balancer.service import RouterService
-from balancer.settings import Settings, SnapshotSettings
+from balancer.settings import LogSettings, Settings, SnapshotSettings
 from balancer.upstream import KEEPALIVE_SECONDS
 from balancer.words import counted
 
@@ -78,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
     sys.path.append("")  # a policy of one's own may lie in the folder that kvlb is started from
     settings = read_settings(args)
     check_snapshot(settings.snapshot)
+    check_decisions(settings.log)
     run_loop(_serve(settings, args.startup_timeout))
     return 0
 
@@ -124,6 +125,17 @@ def check_snapshot(settings: SnapshotSettings) -> None:
     problem = None if settings.path is None else snapshot_file.problem(Path(settings.path))
     if problem is not None:
         raise ConfigError(f"snapshot.path: '{settings.path}': {problem}; name another file with --snapshot")
+
+
+def check_decisions(settings: LogSettings) -> None:
+    """Refuse what is no file.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    problem = None if settings.decisions is None else decision_file.problem(Path(settings.decisions))
+    if problem is not None:
+        raise ConfigError(f"log.decisions: '{settings.decisions}': {problem}; name another file")
 
 
 def _read_file(name: str) -> dict[str, Any]:

@@ -39,7 +39,8 @@ class Subscription:
         self.registration = registration
         self.standing = Standing()
         self.has_connected = False
-        self.losses: list[Lost] = []  # in the publisher's present life
+        self.lost: Lost | None = None
+        """All that was lost in the publisher's present life, as one hole: a rank that it names later may miss any of it."""
         self.replicas: dict[int, Replica] = {}  # by rank
         self.misfiled = 0
         """Batches whose rank cannot be one; filed under the registered rank."""
@@ -147,7 +148,8 @@ class Workers:
         )
         subscription.replicas[rank] = replica
         self.caches.put(replica)
-        self.caches.observe(replica.id, [*subscription.losses, subscription.standing])
+        missing = [] if subscription.lost is None else [subscription.lost]
+        self.caches.observe(replica.id, [*missing, subscription.standing])
         return replica
 
     # News
@@ -167,9 +169,11 @@ class Workers:
             return
         match step:
             case Forget():
-                subscription.losses.clear()
+                subscription.lost = None
             case Lost():
-                subscription.losses.append(step)
+                before = subscription.lost
+                known = 0 if before is None else before.last - before.first + 1
+                subscription.lost = Lost(step.first - known, step.last)
             case Standing():
                 subscription.standing = step
                 subscription.has_connected = subscription.has_connected or step.is_connected
@@ -239,7 +243,7 @@ class Workers:
         standing = subscription.standing
         if not standing.is_connected:
             return (Status.DISCONNECTED if subscription.has_connected else Status.PENDING), view
-        if subscription.losses or standing.problem:
+        if self.caches.losses[replica.id].batches or standing.problem:
             return Status.SUSPECT, view
         if not standing.is_complete:
             return Status.PENDING, view

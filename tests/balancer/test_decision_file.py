@@ -3,14 +3,18 @@
 import asyncio
 import json
 import logging
+import os
+import resource
 from pathlib import Path
 
 import pytest
 
 from balancer import decision_file
+from balancer.commands.serve import check_decisions
 from balancer.core import Decision, Outcome
 from balancer.decision_file import DecisionFile
 from balancer.decisions import DecisionLog, Entry, Origin
+from balancer.errors import ConfigError
 from balancer.policies.base import make
 from balancer.settings import LogSettings
 from tests.support.gateways import gateway, post
@@ -138,3 +142,35 @@ def test_two_writers_keep_the_order(tmp_path: Path) -> None:
         assert ids(path) == ["r1", "r2"]
 
     run(check())
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    written(path, ["r1"])
+    size = path.stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, limits[1]))
+    try:
+        made = written(path, ["r2"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (made.lost, path.stat().st_size) == (1, size)
+    written(path, ["r3"])
+    assert ids(path) == ["r1", "r3"]
+
+
+def test_nothing_is_glued_to_a_line_that_broke_off(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    path.write_text('{"request_id": "r')
+    written(path, ["r2"])
+    assert json.loads(path.read_text().splitlines()[1])["request_id"] == "r2"
+
+
+def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "decisions.jsonl"
+    os.mkfifo(path)
+    assert decision_file.problem(path) == "it is there, and is no regular file"
+    assert written(path, ["r1"]).lost == 1
+    assert "it is no regular file" in caplog.text
+    with pytest.raises(ConfigError, match=r"log\.decisions: .*no regular file"):
+        check_decisions(LogSettings(decisions=str(path)))

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import errno
+import fcntl
 import logging
 import os
 import time
@@ -13,7 +15,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from balancer import warm
+from balancer import snapshot_file, warm
 from balancer.handover import Handover
 from balancer.settings import SnapshotSettings
 from balancer.warm import CONTENT_TYPE, PATH, WarmStart
@@ -161,13 +163,35 @@ def test_two_gateways_with_one_file_do_not_write_into_each_others(tmp_path: Path
 
 
 def test_drafts_of_killed_gateways_are_removed(tmp_path: Path) -> None:
-    old, young, foreign = (tmp_path / name for name in ("index.1.ab.tmp", "index.2.cd.tmp", "other.1.ab.tmp"))
-    for draft in (old, young, foreign):
+    """However young they are: a gateway that is killed again and again must not fill the disk. Drafts under way are locked."""
+    left, written, foreign = (tmp_path / name for name in ("[index].1.ab.tmp", "[index].2.cd.tmp", "other.1.ab.tmp"))
+    for draft in (left, foreign):
         draft.write_bytes(b"")
+    with snapshot_file._create(written):
+        run(load(blank(path=str(tmp_path / "[index]"))[0]))
+        assert (left.exists(), written.exists(), foreign.exists()) == (False, True, True)
+
+
+def test_where_there_are_no_locks_a_draft_is_left_when_it_is_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", nowhere)
+    old, young = (tmp_path / name for name in ("index.1.ab.tmp", "index.2.cd.tmp"))
+    for draft in (old, young):
+        snapshot_file._create(draft).close()
     os.utime(old, (1, 1))
-    os.utime(foreign, (1, 1))
-    run(load(blank(path=str(tmp_path / "index"))[0]))
-    assert (old.exists(), young.exists(), foreign.exists()) == (False, True, True)
+    snapshot_file.remove_leftovers(tmp_path / "index")
+    assert (old.exists(), young.exists()) == (False, True)
+
+
+def test_a_pipe_is_no_file_to_save_to_and_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    os.mkfifo(path)
+    assert snapshot_file.problem(path) == "it is there, and is no regular file"
+    run(load(blank(path=str(path))[0]))
 
 
 def test_it_saves_every_so_often_and_drops_what_nobody_comes_for(

@@ -14,7 +14,7 @@ from balancer.index_service.bodies import Query, Registration, Scope, Unregistra
 from balancer.index_service.workers import Status, Subscription, Workers
 from balancer.prefixes import GivenKeys
 from hashing.recipes import Recipe
-from indexer.events import KVEvent
+from indexer.events import AllBlocksCleared, KVEvent
 from indexer.stream import Apply, Forget, Lost, Standing
 from indexer.wire import Batch
 from tests.support.routing import RANDOM, request, told
@@ -175,8 +175,19 @@ def test_a_listener_stands_as_far_as_it_can_be_believed() -> None:
     workers.observe(subscription.id, COMPLETE)
     workers.observe(subscription.id, Lost(1, 1))
     assert status() is Status.SUSPECT
+    workers.observe(subscription.id, batches(AllBlocksCleared()))
+    assert status() is Status.ACTIVE, "whatever was lost, its cache began empty again"
     workers.observe(subscription.id, Standing())
     assert status() is Status.DISCONNECTED
+
+
+def test_a_rank_that_is_named_after_losses_may_miss_any_of_them() -> None:
+    workers = crew()
+    subscription = joined(workers)
+    for step in (COMPLETE, Lost(1, 2), Lost(5, 7), batches(AllBlocksCleared()), batches(told(PROMPT, RANDOM), rank=3)):
+        workers.observe(subscription.id, step)
+    lost = {rank: workers.caches.losses[replica.id].batches for rank, replica in subscription.replicas.items()}
+    assert lost == {0: 0, 3: 5}
 
 
 def test_an_answer_says_what_may_be_wrong_with_it() -> None:
