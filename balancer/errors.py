@@ -9,6 +9,8 @@ asserts. Errors of libraries are translated into these at the edge, in one place
     `-- RequestError       reaches the client as an OpenAI error object
         |-- BadRequest         400  the body cannot be used as it is
         |-- PromptTooLong      400
+        |-- Unauthorized       401  no key, or one that nobody has (with WWW-Authenticate)
+        |-- Forbidden          403  the key is not for this
         |-- BodyTooLarge       413
         |-- UnknownEncoding    415
         |-- HeadTooLarge       431
@@ -50,12 +52,18 @@ class RequestError(BalancerError):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
     code: ClassVar[str | None] = None
+    plain: ClassVar[str | None] = None
+    """What is said instead to clients that may not know the fleet, where the message names replicas."""
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: int | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.retry_after = retry_after
+
+    def without_names(self) -> "RequestError":
+        """The same error, as clients may know it that may not know the fleet."""
+        return self if self.plain is None else type(self)(self.plain, param=self.param, retry_after=self.retry_after)
 
 
 class BadRequest(RequestError):
@@ -67,6 +75,18 @@ class PromptTooLong(RequestError):
     status = 400
     type = "invalid_request_error"
     code = "context_length_exceeded"
+
+
+class Unauthorized(RequestError):
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    status = 403
+    type = "invalid_request_error"
+    code = "not_allowed"
 
 
 class BodyTooLarge(RequestError):
@@ -140,9 +160,11 @@ class UpstreamFailed(RequestError):
     status = 502
     type = "upstream_error"
     code = "replica_failed"
+    plain = "the replica broke off, or cannot be reached"
 
 
 class UpstreamTimeout(RequestError):
     status = 504
     type = "upstream_error"
     code = "replica_timeout"
+    plain = "the replica did not answer in time"

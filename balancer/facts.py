@@ -5,6 +5,7 @@ which. Never asks for them. What an engine is too old to tell comes from the set
 that looks like a fact.
 """
 
+import ipaddress
 import re
 from collections.abc import Iterable
 from typing import Any, Final
@@ -29,6 +30,8 @@ MAX_RANKS: Final = 1024
 """More than any engine has; a rank beyond it is a misunderstanding, and each would be a replica of its own."""
 
 MAX_DIGITS: Final = 12
+
+LOOPBACK: Final = ("127.0.0.0/8", "::1")
 
 FIRST_SYSTEM_PORT: Final = 32_768
 """The least that a system chooses by itself (Linux, as it comes)."""
@@ -74,6 +77,8 @@ class EventSource(msgspec.Struct, frozen=True):
     is_dialling: bool = False
     """The publisher connects to ``events`` instead of listening there."""
     told_topic: str | None = None
+    senders: tuple[str, ...] | None = None
+    """Addresses and networks from which it may connect; None for all."""
     is_set: bool = False
     """The settings say where its events are."""
 
@@ -270,6 +275,8 @@ def _describe(
             'its publisher has no replay socket, so lost events stay lost; add "replay_endpoint" to --kv-events-config '
             'and, before vLLM 0.31, name it here (replay = "tcp://...")'
         )
+    if source is not None and source.is_dialling and source.senders is None:
+        warnings.append(f"whoever connects to {source.events} is taken for this engine; say who may, with events_from")
     base = [card for card in facts.models if card.parent is None]
     replica = Replica(
         id=replica_id(settings.url, rank, ranks),
@@ -297,12 +304,30 @@ def _source(settings: ReplicaSettings, told: EventSource | None, rank: int) -> E
     source = told or EventSource(rank, "", None, "")
     if named is not None:
         is_dialling = settings.events_bind is not None
-        source = msgspec.structs.replace(source, events=with_rank(named, rank), is_dialling=is_dialling, is_set=True)
+        source = msgspec.structs.replace(
+            source,
+            events=with_rank(named, rank),
+            is_dialling=is_dialling,
+            senders=_senders(settings) if is_dialling else None,
+            is_set=True,
+        )
     if settings.replay is not None:
         source = msgspec.structs.replace(source, replay=with_rank(settings.replay, rank))
     if settings.topic is not None:
         source = msgspec.structs.replace(source, topic=settings.topic)
     return source
+
+
+def _senders(settings: ReplicaSettings) -> tuple[str, ...] | None:
+    """Who may send its events: who the settings say, else who is at its address, as far as that can be told from it."""
+    if settings.events_from is not None:
+        return settings.events_from
+    host = urlsplit(settings.url).hostname or ""
+    try:
+        is_here = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return None
+    return LOOPBACK if is_here else (host,)
 
 
 def _recipe(

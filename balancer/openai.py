@@ -7,15 +7,17 @@ with nothing else: what is not small where it should be is not taken apart, and 
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
 
+from balancer import forms, wishes
 from balancer.core import Truth
 from balancer.errors import BadRequest, RequestError
 from balancer.media import NO_MEDIA, Media, read_features
+from balancer.wishes import NO_WISHES, Wishes
 
 MAX_PROMPT_BYTES: Final = 8 * 1024 * 1024
 """Longest JSON of token ids that is taken apart: over a million ids, which take a third of a second to hash."""
@@ -25,12 +27,6 @@ MAX_PROMPTS: Final = 128
 
 MAX_MODEL_BYTES: Final = 4096
 """Longest name of a model, as JSON: names are paths at the most."""
-
-MAX_PARTS: Final = 64
-"""Parts of a form in which the model is looked for; vLLM's forms have some twenty fields."""
-
-MAX_PART_HEAD: Final = 4096
-"""Longest headers of a part that are read, and longest model in a form, in bytes."""
 
 _SMALL: Final = 64
 """Longest JSON of a number or a flag, in bytes."""
@@ -82,12 +78,16 @@ PATHS: Final[dict[str, Kind]] = {
 """Every path that is forwarded, and nothing else is: the engine's administration is not for clients."""
 
 
+FORMS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+"""Paths whose bodies may be forms; all others are JSON, whatever their Content-Type says."""
+
+
 class Inbound(msgspec.Struct, frozen=True):
     """What routing needs of one request.
 
     ``token_ids`` has the prompts that came as token ids, ``media`` what lies among them besides text; empty when they came as
     text (``has_text``: someone has to tokenise) or are of no use for routing. ``is_comparable`` says whether the answer's
-    ``cached_tokens`` is that of one single prompt and sample.
+    ``cached_tokens`` is that of one single prompt and sample. ``wishes`` are what it asks for beyond an answer.
     """
 
     kind: Kind
@@ -98,12 +98,14 @@ class Inbound(msgspec.Struct, frozen=True):
     reads_cache: bool = True
     is_comparable: bool = True
     media: Media = NO_MEDIA
+    wishes: Wishes = NO_WISHES
 
 
 class _SamplingParams(msgspec.Struct):
     prompt_logprobs: msgspec.Raw = _NULL
     skip_reading_prefix_cache: msgspec.Raw = _NULL
     n: msgspec.Raw = _ONE
+    extra_args: msgspec.Raw = _NULL
 
 
 class _Body(msgspec.Struct):
@@ -125,6 +127,10 @@ class _Body(msgspec.Struct):
     n: msgspec.Raw = _ONE
     features: msgspec.Raw = _NULL
     content_parts: msgspec.Raw = _NULL
+    vllm_xargs: msgspec.Raw = _NULL
+    kv_transfer_params: msgspec.Raw = _NULL
+    ec_transfer_params: msgspec.Raw = _NULL
+    priority: msgspec.Raw = _NULL
 
 
 _body = msgspec.json.Decoder(_Body)
@@ -140,8 +146,8 @@ def read(path: str, content_type: str, body: bytes) -> Inbound:
         BadRequest: the body is not what its content type says, or its model is not a string.
     """
     kind = PATHS[path]
-    if is_form(content_type):
-        return Inbound(kind, _multipart_model(content_type, body))
+    if path in FORMS and forms.is_form(content_type):
+        return _read_form(kind, content_type, body)
     try:
         return _read(kind, _body.decode(body))
     except msgspec.ValidationError as error:
@@ -150,18 +156,14 @@ def read(path: str, content_type: str, body: bytes) -> Inbound:
         raise BadRequest(f"the body is not valid JSON: {error}") from error
 
 
-def is_form(content_type: str) -> bool:
-    """Whether the body is a form with parts, and no JSON."""
-    return content_type.lower().startswith("multipart/")
-
-
 def _read(kind: Kind, fields: _Body) -> Inbound:
     model = _model(fields.model)
-    if kind is Kind.OPAQUE:
-        return Inbound(kind, model)
-    ids = _prompts(kind, fields)
     sampling = _sampling_params(fields)
+    asked = wishes.of_body(fields, sampling.extra_args)
     salt = msgspec.json.decode(fields.cache_salt) if _is_string(fields.cache_salt) else None
+    if kind is Kind.OPAQUE:
+        return Inbound(kind, model, salt=salt or None, wishes=asked)
+    ids = _prompts(kind, fields)
     is_one_sample = _is_one(fields.n) and _is_one(sampling.n) and not _plain(fields.use_beam_search)
     return Inbound(
         kind=kind,
@@ -172,6 +174,7 @@ def _read(kind: Kind, fields: _Body) -> Inbound:
         reads_cache=_reads_cache(fields, sampling),
         is_comparable=len(ids) <= 1 and is_one_sample,
         media=read_features(fields.features) if ids and kind is Kind.GENERATE else NO_MEDIA,
+        wishes=asked,
     )
 
 
@@ -231,6 +234,8 @@ def _as_ids(raw: msgspec.Raw) -> tuple[Sequence[int], ...]:
 
 
 def _sampling_params(fields: _Body) -> _SamplingParams:
+    if fields.sampling_params == _NULL:
+        return _SamplingParams()
     try:
         return _sampling.decode(fields.sampling_params)
     except msgspec.MsgspecError:
@@ -252,37 +257,12 @@ def _reads_cache(fields: _Body, sampling: _SamplingParams) -> bool:
     return not (_plain(fields.echo) and asked is not None and asked is not False)
 
 
-def _multipart_model(content_type: str, body: bytes) -> str | None:
-    found = re.search(r'boundary=(?:"([^"]+)"|([^\s;"]+))', content_type, re.IGNORECASE)
-    if found is None:
-        return None
-    boundary = b"--" + (found[1] or found[2]).encode(errors="surrogateescape")
-    for head, start, end in _parts(body, boundary):
-        if _is_model(head) and start < end <= start + MAX_PART_HEAD:
-            return body[start:end].decode(errors="replace")
-    return None
-
-
-def _parts(body: bytes, boundary: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """The headers, the start and the end of each part. Goes forward only, so that no body takes longer than its length."""
-    at = 0 if body.startswith(boundary) else body.find(b"\r\n" + boundary) + 2
-    for _ in range(MAX_PARTS):
-        at += len(boundary)
-        start = body.find(b"\r\n\r\n", at, at + MAX_PART_HEAD) + 4
-        end = body.find(b"\r\n" + boundary, max(at, start - 2))
-        if end < 0:
-            return
-        if start >= 4:
-            yield body[at : start - 4], start, end
-        at = end + 2
-
-
-def _is_model(head: bytes) -> bool:
-    lines = (line.lower() for line in head.split(b"\r\n"))
-    parameters = (
-        word.strip() for line in lines if line.startswith(b"content-disposition:") for word in line.split(b";")
-    )
-    return any(word in {b"name=model", b'name="model"'} for word in parameters)
+def _read_form(kind: Kind, content_type: str, body: bytes) -> Inbound:
+    fields = forms.read(content_type, body)
+    model = fields.get("model", b"")
+    if model is None:
+        raise BadRequest("model: expected the name of a served model", param="model")
+    return Inbound(kind, model.decode(errors="replace") or None, wishes=wishes.of_form(fields))
 
 
 # Answers

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import random
 import secrets
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -57,8 +58,10 @@ UNKNOWN_BLOCK_SIZE: Final = 256
 class RouterService:
     """Owns one ``Router``. Start it in a running event loop; ``stop`` ends every task, thread and connection."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
+        """``tls`` is for endpoints with https; without it they are checked against the system's authorities."""
         self.settings = settings
+        self._tls = tls
         policy = make(settings.policy.name, settings.policy.settings)
         self.router = Router(policy, settings.policy.name, settings.index.max_blocks, admission=settings.admission)
         self.waiting = Waiting(settings.admission, self.router, self._lease, self._give_back)
@@ -84,7 +87,7 @@ class RouterService:
         self._news = News()
 
     async def start(self) -> None:
-        self.session = open_session(self.settings.upstream)
+        self.session = open_session(self.settings.upstream, self._tls)
         self.tokenizer = Tokenizer(self.session, self.settings.tokenizer)
         self.feed = EventFeed(self._take)
         if self.settings.log.decisions is not None:
@@ -197,15 +200,15 @@ class RouterService:
             self._changed.clear()
             await self._changed.wait()
 
-    def default_model(self) -> str:
-        """The model meant by a request that names none: the only base model there is.
+    def default_model(self, is_allowed: Callable[[str], bool] = lambda model: True) -> str:
+        """The model meant by a request that names none: the only base model that is allowed.
 
         Raises:
             BadRequest: there are several.
             NoReplica: no endpoint has answered yet.
         """
         adapters = {adapter.name for live in self.router.fleet for adapter in live.replica.adapters}
-        base = [model for model in self.router.fleet.models() if model not in adapters]
+        base = [model for model in self.router.fleet.models() if model not in adapters and is_allowed(model)]
         if not base:
             raise NoReplica("no replica has answered yet, and the request names no model", retry_after=5)
         if len(base) > 1:
@@ -284,7 +287,13 @@ class RouterService:
         wanted = None
         if source is not None:
             wanted = Publisher(
-                replica, source.events, source.replay, source.topic, source.is_dialling, source.told_topic
+                replica,
+                source.events,
+                source.replay,
+                source.topic,
+                source.is_dialling,
+                source.told_topic,
+                source.senders,
             )
         if known is not None and known != wanted:
             self.feed.reader.remove(replica)  # which ends with a Forget, behind all that is queued

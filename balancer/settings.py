@@ -5,6 +5,7 @@ says what would be right.
 """
 
 import difflib
+import ipaddress
 import math
 import re
 import tomllib
@@ -14,10 +15,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from balancer import admission, limits
+from balancer import admission, limits, security
 from balancer.admission import AdmissionSettings
 from balancer.errors import ConfigError
 from balancer.limits import LimitSettings
+from balancer.security import AuthSettings, CorsSettings, TenantSettings, TlsSettings
+from balancer.wishes import ClientSettings
 from hashing.recipes import Algorithm
 from indexer.index import MAX_BLOCKS
 
@@ -44,6 +47,8 @@ class ReplicaSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """ZMQ address of the KV events of rank 0, such as tcp://10.0.0.1:5557; rank r is at this port + r."""
     events_bind: str | None = None
     """ZMQ address to listen at for rank 0's events, such as tcp://*:5557, for an engine that connects to kvlb."""
+    events_from: tuple[str, ...] | None = None
+    """Addresses and networks that may connect to ``events_bind``; the address of ``url`` where it is one, else all."""
     replay: str | None = None
     topic: str | None = None
     """Prefix of the topic to subscribe to; empty for all."""
@@ -84,7 +89,12 @@ class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     attempts: int = 3
     """Replicas tried for one request, as long as none has sent a byte."""
     api_key: str | None = None
-    """Bearer token for kvlb's own questions to the replicas; clients' requests keep their own."""
+    """Bearer token for kvlb's own questions to the replicas; clients' requests keep their own, but for keys of ``[auth]``."""
+    ca_file: str | None = None
+    """Certificate authorities of replicas with https; those of the system without it."""
+    cert_file: str | None = None
+    """kvlb's own certificate for replicas that ask for one, with its key in the same file or in ``key_file``."""
+    key_file: str | None = None
 
 
 class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -133,6 +143,8 @@ class SnapshotSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """An older snapshot is not used."""
     siblings: tuple[str, ...] = ()
     """Gateways that are asked for theirs at the start, before the file; the first one that has any is enough."""
+    sibling_api_key: str | None = None
+    """Key for siblings that ask for one (``[auth]``, with ``admin = true``)."""
     sibling_timeout_seconds: float = 30.0
     """For the whole answer of one of them; nobody is served before."""
 
@@ -152,6 +164,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     index: IndexSettings = IndexSettings()
     log: LogSettings = LogSettings()
     snapshot: SnapshotSettings = SnapshotSettings()
+    auth: AuthSettings = AuthSettings()
+    tls: TlsSettings = TlsSettings()
+    tenants: TenantSettings = TenantSettings()
+    clients: ClientSettings = ClientSettings()
+    cors: CorsSettings = CorsSettings()
 
 
 def load(text: str) -> Settings:
@@ -255,8 +272,15 @@ def _check(settings: Settings) -> None:
         raise ConfigError(f"snapshot.path: {path!a} names no file; give one like /var/lib/kvlb/index")
     for at, url in enumerate(settings.snapshot.siblings):
         check_url(f"snapshot.siblings[{at}]", url)
-    if settings.upstream.api_key is not None and not settings.upstream.api_key.isprintable():
-        raise ConfigError("upstream.api_key: has a line break or another control character; give the bare key")
+    for path, key in (
+        ("upstream.api_key", settings.upstream.api_key),
+        ("snapshot.sibling_api_key", settings.snapshot.sibling_api_key),
+    ):
+        if key is not None and not key.isprintable():
+            raise ConfigError(f"{path}: has a line break or another control character; give the bare key")
+    if settings.upstream.key_file is not None and settings.upstream.cert_file is None:
+        raise ConfigError("upstream.cert_file: missing; a key is of no use without its certificate")
+    security.check(settings.auth, settings.tls, settings.tenants, settings.cors)
     if not 0 <= settings.server.port <= 65535:
         raise ConfigError(f"server.port: {settings.server.port} is not a port; use 1 to 65535, or 0 for any free one")
     admission.check(settings.admission)
@@ -325,6 +349,15 @@ def check_endpoint(path: str, endpoint: str) -> None:
 
 
 def _check_bind(path: str, replica: ReplicaSettings) -> None:
+    if replica.events_from is not None and replica.events_bind is None:
+        raise ConfigError(f"{path}.events_from: says who may connect to events_bind, which is not given")
+    for sender in replica.events_from or ():
+        try:
+            ipaddress.ip_network(sender, strict=False)
+        except ValueError:
+            raise ConfigError(
+                f"{path}.events_from: {sender!a} is no address and no network; give one like 10.0.0.7 or 10.1.0.0/16"
+            ) from None
     if replica.events_bind is None:
         return
     if replica.events is not None:

@@ -1,54 +1,55 @@
-"""What a client may not ask of an engine, taken out of its body.
+"""Takes fields out of a client's body, and puts others in.
 
-Knows one thing so far: vLLM's report mode (>= 0.26), which makes an engine announce blocks that it merely reused. Announced
-like new ones, they would be counted as further copies for ever, and every prediction for that replica would be too high. All
-other bytes stay what they were; a body without it is returned as it came.
+Knows JSON and nothing of what the fields mean. All other values keep their bytes, unknown fields and long numbers included; of
+a key that is there twice the last one counts, as it does for the engine.
 """
 
-from typing import Final
+from collections.abc import Collection, Sequence
 
 import msgspec
 
-REPORT_MODE: Final = "kv_cache_report_mode"
-_NAME: Final = REPORT_MODE.encode()
+from balancer.errors import BadRequest
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def without_report_mode(body: bytes) -> bytes:
-    """The body without ``vllm_xargs.kv_cache_report_mode`` and ``sampling_params.extra_args.kv_cache_report_mode``."""
-    if _NAME not in body and b"\\u" not in body:  # a name may be written with escapes, which engines read all the same
-        return body
-    fields = _read(body)
-    xargs = _strip(fields.get("vllm_xargs"), ())
-    sampling = _strip(fields.get("sampling_params"), ("extra_args",))
-    if xargs is None and sampling is None:
-        return body
-    if xargs is not None:
-        fields["vllm_xargs"] = xargs
-    if sampling is not None:
-        fields["sampling_params"] = sampling
-    return msgspec.json.encode(fields)
+def without(body: bytes, places: Collection[Sequence[str]]) -> bytes:
+    """The object without the fields at these paths; the very same bytes where there are none.
+
+    Raises:
+        BadRequest: as ``members``.
+    """
+    fields = members(body)
+    is_changed = False
+    for name, *rest in places:
+        raw = fields.get(name)
+        if raw is None:
+            continue
+        if not rest:
+            del fields[name]
+            is_changed = True
+        elif (inner := without(bytes(raw), [rest])) != bytes(raw):
+            fields[name] = msgspec.Raw(inner)
+            is_changed = True
+    return msgspec.json.encode(fields) if is_changed else body
 
 
-def _strip(raw: msgspec.Raw | None, path: tuple[str, ...]) -> msgspec.Raw | None:
-    """The object without the name, at the end of this path within it; None where it is not there."""
-    if raw is None:
-        return None
-    fields = _read(bytes(raw))
-    if not path:
-        if fields.pop(REPORT_MODE, None) is None:
-            return None
-    else:
-        inner = _strip(fields.get(path[0]), path[1:])
-        if inner is None:
-            return None
-        fields[path[0]] = inner
-    return msgspec.Raw(msgspec.json.encode(fields))
+def with_field(body: bytes, name: str, value: str | int) -> bytes:
+    """The JSON object ``body`` with this as its last field."""
+    head = body.rstrip(b" \t\r\n")[:-1]
+    comma = b"" if head.rstrip(b" \t\r\n").endswith(b"{") else b","
+    return b'%b%b"%b":%b}' % (head, comma, name.encode(), msgspec.json.encode(value))
 
 
-def _read(data: bytes) -> dict[str, msgspec.Raw]:
+def members(data: bytes) -> dict[str, msgspec.Raw]:
+    """The fields of a JSON object; of what is none, none.
+
+    Raises:
+        BadRequest: it is no UTF-8. Engines may read it (Python's decoder takes surrogates), and see what is not seen here.
+    """
     try:
         return _object.decode(data)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return {}  # no object: the engine will say so
+    except msgspec.ValidationError:
+        return {}
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from error

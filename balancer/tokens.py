@@ -46,6 +46,8 @@ SAMPLING_FIELDS: Final = frozenset(
 )
 """Fields of a request that change nothing about its prompt's tokens."""
 
+NOT_IN_KEY: Final = SAMPLING_FIELDS - {"cache_salt"}
+
 WITH_TOKENIZE: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
 """Paths whose bodies ``/tokenize`` understands; the other dialects have shapes of their own."""
 
@@ -175,9 +177,12 @@ class Tokenizer:
 
 
 def _key(path: str, body: bytes) -> bytes:
-    """Equal for requests that have the same tokens: what only steers the sampling is left out."""
+    """Equal for requests that have the same tokens: what only steers the sampling is left out.
+
+    The salt is not: nobody shall tell by the time of an answer what others have sent with another one.
+    """
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    told = [part for name, raw in fields.items() if name not in SAMPLING_FIELDS for part in (name.encode(), bytes(raw))]
+    told = [part for name, raw in fields.items() if name not in NOT_IN_KEY for part in (name.encode(), bytes(raw))]
     return xxhash.xxh3_128_digest(b"\0".join([path.encode(), *told]))
 
 

@@ -5,6 +5,7 @@ connections are open as there are requests under way.
 """
 
 import io
+import ssl
 from typing import Final
 
 import aiohttp
@@ -18,10 +19,10 @@ into a closing one fails."""
 _LARGE: Final = 1 << 20
 
 
-def open_session(settings: UpstreamSettings) -> aiohttp.ClientSession:
+def open_session(settings: UpstreamSettings, tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
     """A client that adds no header of its own, follows nothing and decodes nothing. Call it in the running loop."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=10, keepalive_timeout=KEEPALIVE_SECONDS),
+        connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=10, keepalive_timeout=KEEPALIVE_SECONDS, ssl=tls or True),
         timeout=aiohttp.ClientTimeout(
             total=None, sock_connect=settings.connect_timeout_seconds, sock_read=settings.read_timeout_seconds
         ),

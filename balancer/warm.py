@@ -149,6 +149,8 @@ class WarmStart:
             sock_read=SIBLING_SILENCE_SECONDS,
         )
         asked, headers = url.rstrip("/") + PATH, {ASKER: self.name}
+        if self._settings.sibling_api_key is not None:
+            headers["Authorization"] = f"Bearer {self._settings.sibling_api_key}"
         async with session.get(asked, headers=headers, timeout=timeout, allow_redirects=False) as response:
             if response.status == 409:
                 raise SnapshotError("it is this gateway itself; name another one with --sibling")

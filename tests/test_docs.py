@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from balancer import errors, openai
+from balancer import errors, openai, tenants
 from balancer.checks import CHECKS
 from balancer.commands import index, serve
 from balancer.index_service import bodies
@@ -60,6 +60,19 @@ def test_the_example_file_can_be_used() -> None:
     example = re.search(r"```toml\n(.*?)```", (DOCS / "settings.md").read_text(), re.S)
     assert example is not None
     assert len(load(example[1]).replicas) == 2
+
+
+def test_the_examples_of_security_can_be_used() -> None:
+    text = (DOCS / "security.md").read_text()
+    settings, keys = re.findall(r"```toml\n(.*?)```", text, re.S)
+    assert load(settings).tenants.isolation
+    assert len(tenants.read_file(keys)) == 2
+
+
+def test_every_field_of_a_key_is_documented() -> None:
+    text = (DOCS / "security.md").read_text()
+    for field in msgspec.structs.fields(tenants._Key):
+        assert f"`{field.name}`" in text
 
 
 def test_every_flag_of_serve_is_documented() -> None:

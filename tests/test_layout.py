@@ -64,6 +64,15 @@ def test_our_own_packages_are_accepted() -> None:
     cli.check_packages()
 
 
+def test_nothing_received_is_unpickled() -> None:
+    """Hashing pickles, as vLLM does; reading a pickle would run what a stranger has written."""
+    for path in SOURCES:
+        text = path.read_text()
+        named = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
+        assert not named & {"Unpickler", "recv_pyobj", "recv_serialized"}, path
+        assert "import pickle" not in text or not named & {"load", "loads"}, path
+
+
 def test_the_core_starts_without_zmq_and_aiohttp() -> None:
     """The simulator runs the same router without either."""
     code = "import sys, balancer.router, simulations.engine; print({'zmq', 'aiohttp', 'asyncio'} & set(sys.modules))"

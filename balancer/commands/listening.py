@@ -70,7 +70,7 @@ def _not_bound(server: ServerSettings, error: OSError) -> ConfigError:
     return ConfigError(f"server.host: cannot listen on {where}: {reason}; give an address of this machine with --host")
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, is_secure: bool = False) -> str:
     """Where the socket listens, as a client would write it."""
     host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{'https' if is_secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

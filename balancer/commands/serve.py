@@ -22,16 +22,19 @@ from balancer.commands import Command
 from balancer.commands.listening import LOG_LEVELS, begin_logging, bind, url_of
 from balancer.commands.loop import run_loop, stop_signal
 from balancer.errors import BalancerError, ConfigError
+from balancer.gateway.access import Access
 from balancer.gateway.app import build_app
 from balancer.gateway.front import Front
 from balancer.gateway.proxy import Proxy
 from balancer.gateway.refusals import refuse
 from balancer.http.client import UNIX, HttpClient
 from balancer.http.server import HttpServer, ServerLimits
+from balancer.key_source import Watched, kept_fresh, read_keys, read_salts
 from balancer.metrics import Metrics
 from balancer.policies.base import names
 from balancer.service import RouterService
 from balancer.settings import LogSettings, Settings, SnapshotSettings
+from balancer.tls import ServerTls, replica_context, server_tls
 from balancer.upstream import KEEPALIVE_SECONDS
 from balancer.words import counted
 
@@ -189,33 +192,50 @@ async def running(settings: Settings) -> AsyncIterator[tuple[RouterService, str]
         ConfigError: the address cannot be bound.
     """
     with bind(settings.server) as listener, tempfile.TemporaryDirectory(prefix="kvlb-") as private:
-        service = RouterService(settings)
+        access = Access(settings, read_keys(settings.auth), read_salts(settings.tenants))
+        tls, upstream_tls = server_tls(settings.tls), replica_context(settings.upstream)
+        service = RouterService(settings, upstream_tls)
         metrics = Metrics(service)
         control = f"{UNIX}{private}/control"
         runner = web.AppRunner(
-            build_app(service, metrics),
+            build_app(service, metrics, access),
             handler_cancellation=True,
             auto_decompress=False,  # gateway.body does it, within the limit and with an answer for what it cannot read
             shutdown_timeout=10,
             access_log=None,
         )
         await service.start()
-        client = HttpClient(KEEPALIVE_SECONDS)
+        client = HttpClient(KEEPALIVE_SECONDS, upstream_tls)
         server = HttpServer(
-            Front(Proxy(service, metrics, client), client, control),
+            Front(Proxy(service, metrics, client, access), client, control, access, settings.cors),
             refuse,
             ServerLimits(max_body_bytes=settings.server.max_body_bytes),
         )
         try:
             await runner.setup()
             await web.UnixSite(runner, control.removeprefix(UNIX)).start()
-            await server.start(listener)
-            yield service, url_of(listener)
+            await server.start(listener, tls.context if tls else None)
+            async with kept_fresh(_sources(settings, access, tls)):
+                yield service, url_of(listener, is_secure=tls is not None)
         finally:
             await server.stop()
             await runner.cleanup()
             await client.close()
             await service.stop()
+
+
+def _sources(settings: Settings, access: Access, tls: ServerTls | None) -> list[Watched]:
+    """What is read again when its files change, and on SIGHUP."""
+
+    def reload_keys() -> None:
+        access.keys = read_keys(settings.auth)
+
+    found = []
+    if settings.auth.keys_file is not None:
+        found.append(Watched([settings.auth.keys_file], reload_keys, "auth.keys_file"))
+    if tls is not None:
+        found.append(Watched(tls.paths(), tls.reload, "tls.cert_file"))
+    return found
 
 
 command = Command(

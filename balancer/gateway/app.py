@@ -13,6 +13,7 @@ from aiohttp import web
 
 from balancer.errors import NoReplica, RequestError, UnknownModel, UnknownPath
 from balancer.gateway import audit, debug, index_api, snapshot
+from balancer.gateway.access import Access
 from balancer.gateway.refusals import error_response
 from balancer.knowledge import View
 from balancer.metrics import Metrics
@@ -21,9 +22,12 @@ from balancer.service import RouterService
 log = logging.getLogger(__name__)
 
 
-def build_app(service: RouterService, metrics: Metrics) -> web.Application:
-    """The application round a service that has been, or will be, started by the caller."""
-    control = _Control(service, metrics)
+def build_app(service: RouterService, metrics: Metrics, access: Access) -> web.Application:
+    """The application round a service that has been, or will be, started by the caller.
+
+    Whether somebody may ask for a path has been judged before (``gateway.front``).
+    """
+    control = _Control(service, metrics, access)
     app = web.Application(client_max_size=service.settings.server.max_body_bytes, middlewares=[_translate_errors])
     app.router.add_get("/health", control.health)
     app.router.add_get("/ping", control.health)
@@ -32,7 +36,7 @@ def build_app(service: RouterService, metrics: Metrics) -> web.Application:
     app.router.add_get("/v1/models", control.models)
     app.router.add_get("/v1/models/{model:.+}", control.model)
     app.router.add_get("/kvlb/status", control.status)
-    debug.add_routes(app, service)
+    debug.add_routes(app, service, access)
     audit.add_routes(app, service)
     snapshot.add_routes(app, service.warm)
     index_api.add_routes(app, service)
@@ -73,10 +77,11 @@ def _knowledge(view: View, now: float) -> dict[str, Any]:
 class _Control:
     """The paths that are answered here."""
 
-    def __init__(self, service: RouterService, metrics: Metrics) -> None:
+    def __init__(self, service: RouterService, metrics: Metrics, access: Access) -> None:
         self._service = service
         self._metrics = metrics
         self._begun = time.monotonic()
+        self._access = access
 
     async def health(self, request: web.Request) -> web.Response:
         """Alive: the loop turns."""
@@ -85,7 +90,10 @@ class _Control:
     async def ready(self, request: web.Request) -> web.Response:
         """Whether a request would find a replica."""
         if not self._service.is_ready:
-            return error_response(NoReplica(f"no replica can be used: {self._service.problems()}", retry_after=2))
+            told = (
+                f": {self._service.problems()}" if self._access.keys is None else ""
+            )  # addresses are not for everybody then
+            return error_response(NoReplica(f"no replica can be used{told}", retry_after=2))
         return web.json_response({"status": "ready"})
 
     async def metrics(self, request: web.Request) -> web.Response:
@@ -94,14 +102,21 @@ class _Control:
         )
 
     async def models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": self._service.models()})
+        return web.json_response({"object": "list", "data": self._models(request)})
 
     async def model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        found = next((entry for entry in self._service.models() if entry["id"] == name), None)
+        found = next((entry for entry in self._models(request) if entry["id"] == name), None)
         if found is None:
             raise UnknownModel(f"the model '{name}' is not served here", param="model")
         return web.json_response(found)
+
+    def _models(self, request: web.Request) -> list[dict[str, object]]:
+        """Those that the sender may use."""
+        if self._access.is_open(request.path):
+            return self._service.models()
+        caller = self._access.caller(request.raw_headers)
+        return [entry for entry in self._service.models() if caller.may_use(str(entry["id"]))]
 
     async def status(self, request: web.Request) -> web.Response:
         """What is known of each endpoint and replica, for people and for tests."""

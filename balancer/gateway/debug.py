@@ -13,7 +13,7 @@ from aiohttp import web
 from balancer import openai
 from balancer.errors import BadRequest
 from balancer.explain import explain, not_asked, tiers
-from balancer.gateway import headers
+from balancer.gateway.access import Access
 from balancer.gateway.body import read
 from balancer.gateway.queries import limit
 from balancer.gateway.reading import read_request
@@ -33,9 +33,9 @@ PROMPTS: Final = {
 """The fields that a request has its prompt in, of which it must have one."""
 
 
-def add_routes(app: web.Application, service: RouterService) -> None:
+def add_routes(app: web.Application, service: RouterService, access: Access) -> None:
     """Make the paths known to ``app``."""
-    debug = _Debug(service)
+    debug = _Debug(service, access)
     app.router.add_get("/debug/decisions", debug.decisions)
     app.router.add_post("/debug/explain", debug.explain)
     app.router.add_get("/debug/facts", debug.facts)
@@ -44,8 +44,9 @@ def add_routes(app: web.Application, service: RouterService) -> None:
 class _Debug:
     """The handlers; without state of their own."""
 
-    def __init__(self, service: RouterService) -> None:
+    def __init__(self, service: RouterService, access: Access) -> None:
         self._service = service
+        self._access = access
 
     async def decisions(self, request: web.Request) -> web.Response:
         """The last decisions, the newest first; of one request (``request_id``), or so many (``limit``)."""
@@ -63,8 +64,9 @@ class _Debug:
             raise BadRequest(f"path: {path[:80]!r} is not forwarded; give one of docs/api.md", param="path")
         service = self._service
         body = await read(request, service.settings.server.max_body_bytes)
-        content_type, questions = request.headers.get("Content-Type", ""), headers.for_questions(request.raw_headers)
-        wanted = (await read_request(service, path, content_type, body, questions)).request
+        visit = self._access.visit(request.raw_headers)
+        content_type = request.headers.get("Content-Type", "")
+        wanted = (await read_request(service, self._access, visit, path, content_type, body)).request
         _check_prompt(path, body)
         decision = service.consider(wanted)
         router, now = service.router, time.monotonic()

@@ -1,23 +1,26 @@
-"""Which request goes where: those for inference to the proxy, all others to the control plane.
+"""Which request goes where: those for inference to the proxy, all others to the control plane, if they may.
 
 Knows the list of paths that are forwarded, and the control plane's address. No path that is not on the list can reach an
-engine: the engines' own administration is not for clients.
+engine: the engines' own administration is not for clients. What browsers ask before they send anything is answered here.
 """
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
-from balancer import openai
+from balancer import cors, openai
 from balancer.errors import RequestError, UnknownPath
+from balancer.gateway import headers
+from balancer.gateway.access import Access
 from balancer.gateway.proxy import Proxy
 from balancer.gateway.refusals import refuse
 from balancer.http.client import HttpClient
 from balancer.http.exchange import BrokenOff, ExchangeFailed
 from balancer.http.fields import end_to_end, lines
-from balancer.http.messages import Outgoing, Request
+from balancer.http.messages import Outgoing, Request, Response
 from balancer.http.relay import FRAMING, Relay
 from balancer.http.reply import Reply
 from balancer.http.routes import refuse_method
+from balancer.security import CorsSettings
 
 NOT_TO_CONTROL: Final = FRAMING | {b"host", b"expect"}
 
@@ -25,19 +28,40 @@ NOT_TO_CONTROL: Final = FRAMING | {b"host", b"expect"}
 class Front:
     """The ``App`` that listens."""
 
-    def __init__(self, proxy: Proxy, client: HttpClient, control: str) -> None:
+    def __init__(self, proxy: Proxy, client: HttpClient, control: str, access: Access, browsers: CorsSettings) -> None:
         self._proxy = proxy
         self._client = client
         self._control = control
+        self._access = access
+        self._browsers = browsers
 
     def __call__(self, request: Request, reply: Reply) -> Coroutine[Any, Any, None] | None:
         path = canonical(request.path)
+        if self._browsers.origins:
+            reply.lines = _lines(cors.headers(self._browsers, headers.text(request.headers, b"origin") or None))
+        if request.method == "OPTIONS":
+            reply.send(self._allowed(request, path))
+            return None
         if path not in openai.PATHS:
+            if not self._access.is_open(path):
+                self._access.check_path(self._access.caller(request.headers), path)
             return self._to_control(request, reply)
         if request.method != "POST":
             reply.send(refuse_method(request, refuse, "POST"))
             return None
         return self._proxy.handle(request, path, reply)
+
+    def _allowed(self, request: Request, path: str) -> Response:
+        """What may be sent to a path: asked by browsers without a key, before anything else."""
+        fields = request.headers
+        asked = cors.preflight(
+            self._browsers,
+            headers.text(fields, b"origin") or None,
+            headers.text(fields, b"access-control-request-method") or None,
+            headers.text(fields, b"access-control-request-headers") or None,
+        )
+        allow = "POST, OPTIONS" if path in openai.PATHS else "GET, HEAD, POST, OPTIONS"
+        return Response(status=204, headers=(("Allow", allow), *asked.items()))
 
     async def _to_control(self, request: Request, reply: Reply) -> None:
         if not request.path.startswith("/"):
@@ -56,6 +80,10 @@ class Front:
             reply.break_off()
         except ExchangeFailed as error:
             raise RequestError(f"kvlb's own control plane does not answer: {error}") from error
+
+
+def _lines(told: Mapping[str, str]) -> bytes:
+    return b"".join(f"{name}: {value}\r\n".encode() for name, value in told.items())
 
 
 def canonical(path: str) -> str:

@@ -19,13 +19,27 @@ RANK: Final = b"X-data-parallel-rank"
 MAX_WAIT: Final = b"x-kvlb-max-wait"
 """Seconds that the client would have its request wait for a place, if that is less than the settings say."""
 
-NOT_TO_REPLICA: Final = FRAMING | {b"host", b"content-encoding", b"expect", RANK.lower(), MAX_WAIT}
-"""``content-encoding`` because the body was decoded when it was read, ``expect`` because it was answered here."""
+ROUTING: Final = frozenset(
+    b"x-data-parallel-rank x-prefiller-host-port x-prefiller-hosts-ports x-prefiller-url x-encoder-hosts-ports "
+    b"x-gateway-destination-endpoint x-gateway-destination-endpoint-subset x-gateway-destination-endpoint-served "
+    b"routing-strategy".split()
+)
+"""By these, engines and the sidecars of other gateways are told where to connect and who shall answer: no client may say it."""
+
+EXPOSED: Final = frozenset({b"x-kvlb-replica", b"x-kvlb-cached-tokens", b"x-kvlb-prompt-tokens", b"x-kvlb-predicted"})
+
+NOT_TO_REPLICA: Final = FRAMING | ROUTING | EXPOSED | {MAX_WAIT, b"host", b"content-encoding", b"expect", b"origin"}
+"""``content-encoding`` because the body was decoded when it was read, ``expect`` because it was answered here, and ``origin``
+because engines have rules of their own for browsers."""
+
+NOT_TO_CLIENT: Final = FRAMING | EXPOSED
+NOT_TO_STRANGER: Final = NOT_TO_CLIENT | {b"server"}
+
+STEERING_IDS: Final = (b"___prefill_addr_", b"___decode_addr_")
+"""In a request's id these name hosts, to which engines with some connectors connect (vLLM: P2pNccl <= 0.22, MoRIIO)."""
 
 REQUEST_ID: Final = b"x-request-id"
 """Names one request in the client's log, in ours and in the engine's (vLLM takes it for its own id)."""
-
-EXPOSED: Final = frozenset({b"x-kvlb-replica", b"x-kvlb-cached-tokens", b"x-kvlb-prompt-tokens", b"x-kvlb-predicted"})
 
 
 def text(fields: Fields, name: bytes) -> str:
@@ -35,8 +49,14 @@ def text(fields: Fields, name: bytes) -> str:
 
 def request_id(fields: Fields) -> str:
     """The client's own id of this request, as text that can be written anywhere, or a new one."""
-    own = text(fields, REQUEST_ID)
-    return own.encode(errors="backslashreplace").decode() if own else secrets.token_hex(16)
+    own = first(fields, REQUEST_ID)
+    if not own or _steers(own):
+        return secrets.token_hex(16)
+    return own.decode(errors="surrogateescape").encode(errors="backslashreplace").decode()
+
+
+def _steers(own: bytes) -> bool:
+    return any(mark in own for mark in STEERING_IDS)
 
 
 def max_wait(fields: Fields) -> float:
@@ -59,9 +79,17 @@ def max_wait(fields: Fields) -> float:
     return seconds
 
 
-def to_replica(fields: Fields, decision: Decision, request_id: str) -> bytes:
-    """The lines of the client's headers, as the chosen replica shall see them."""
-    kept = _named(end_to_end(fields, NOT_TO_REPLICA), request_id)
+def to_replica(
+    fields: Fields,
+    decision: Decision,
+    request_id: str,
+    kept_back: frozenset[bytes] = frozenset(),
+    key: bytes | None = None,
+) -> bytes:
+    """The lines of the client's headers, as the chosen replica shall see them; ``key`` is an ``Authorization`` of ours."""
+    kept = _named(end_to_end(fields, NOT_TO_REPLICA | kept_back if kept_back else NOT_TO_REPLICA), request_id)
+    if key is not None:
+        kept.append((b"Authorization", key))
     if decision.replica.ranks > 1:
         kept.append((RANK, b"%d" % decision.replica.rank))
     return lines(kept)
@@ -69,7 +97,7 @@ def to_replica(fields: Fields, decision: Decision, request_id: str) -> bytes:
 
 def to_client(fields: Fields, decision: Decision, request_id: str, *, expose: bool) -> bytes:
     """The lines of the replica's headers, as the client shall see them; with ``expose``, also what was decided and why."""
-    kept = _named(end_to_end(fields, FRAMING | EXPOSED if expose else FRAMING), request_id)
+    kept = _named(end_to_end(fields, NOT_TO_CLIENT if expose else NOT_TO_STRANGER), request_id)
     if expose:
         kept += [
             (b"x-kvlb-replica", decision.replica.id.encode()),
@@ -80,18 +108,11 @@ def to_client(fields: Fields, decision: Decision, request_id: str, *, expose: bo
     return lines(kept)
 
 
-def for_questions(fields: Fields) -> dict[str, str]:
-    """What goes along when a replica is asked something on behalf of a client: its credentials, and that we send JSON."""
-    key = first(fields, b"authorization")
-    own = {} if key is None else {"Authorization": key.decode(errors="replace")}
-    return {**own, "Content-Type": "application/json"}
-
-
 def _named(fields: list[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
     """The same, with this id where they have none."""
     for at, (name, value) in enumerate(fields):
         if name.lower() == REQUEST_ID:
-            if not value:
+            if not value or _steers(value):
                 fields[at] = (name, request_id.encode())
             return fields
     fields.append((REQUEST_ID, request_id.encode()))

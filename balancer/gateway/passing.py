@@ -62,5 +62,5 @@ class Passing(Relay):
     def break_off(self, error: RequestError) -> None:
         """End what has begun, visibly without its end: ``error`` is told as the stream's own kind of error, where it is one."""
         if self._is_stream:
-            self.reply.write(b"\n\n" + error_event(self._origin.path, error))
+            self.reply.write(b"\n\n" + error_event(self._origin.path, error if self._expose else error.without_names()))
         self.reply.break_off()

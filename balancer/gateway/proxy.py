@@ -9,11 +9,12 @@ import logging
 
 import msgspec
 
-from balancer.admission import Claim
+from balancer.admission import Claim, Urgency
 from balancer.core import Decision, Outcome, RouteRequest, Truth
 from balancer.decisions import MAX_ID, Origin
 from balancer.errors import NoReplica, RequestError, UpstreamFailed, UpstreamTimeout
 from balancer.gateway import headers
+from balancer.gateway.access import Access, Visit
 from balancer.gateway.body import unpacked
 from balancer.gateway.passing import Passing
 from balancer.gateway.reading import Asked, read_request
@@ -22,7 +23,7 @@ from balancer.http.client import HttpClient
 from balancer.http.exchange import ExchangeFailed, Limits, NotConnected, TimedOut
 from balancer.http.messages import Outgoing, Request
 from balancer.http.reply import Reply
-from balancer.limits import NO_PERMIT, NO_RATES, Permit
+from balancer.limits import NO_PERMIT, Permit
 from balancer.metrics import Metrics
 from balancer.service import RouterService
 from indexer.index import ReplicaId
@@ -33,37 +34,42 @@ log = logging.getLogger(__name__)
 class Proxy:
     """Forwards inference requests. Holds no state of its own between them."""
 
-    def __init__(self, service: RouterService, metrics: Metrics, client: HttpClient) -> None:
+    def __init__(self, service: RouterService, metrics: Metrics, client: HttpClient, access: Access) -> None:
         self._service = service
         self._metrics = metrics
         self._client = client
         self._settings = service.settings
+        self._access = access
 
     async def handle(self, request: Request, path: str, reply: Reply) -> None:
         """Answer a request to ``path``, one of ``openai.PATHS``."""
         started = asyncio.get_running_loop().time()
         request_id = headers.request_id(request.headers)
-        permit = NO_PERMIT
+        visit, permit = Visit(), NO_PERMIT
         try:
-            permit = self._service.limiter.enter("", "", NO_RATES, started)
-            asked = await self._read(request, path)
+            visit = self._access.visit(request.headers)
+            caller = visit.caller
+            permit = self._service.limiter.enter(caller.name, caller.tenant, caller.rates, started)
+            asked = await self._read(request, path, visit)
             permit.spend(sum(asked.request.prompt_lengths), asyncio.get_running_loop().time())
             claim = Claim(
-                deadline=started + min(self._settings.admission.max_wait_seconds, headers.max_wait(request.headers))
+                tenant=caller.tenant,
+                urgency=Urgency.of(asked.priority),
+                deadline=started + min(self._settings.admission.max_wait_seconds, headers.max_wait(request.headers)),
             )
             origin = Origin(request_id, path, asked.salt)
-            await self._forward(_Asking(request, asked, origin, claim, permit, started), reply)
+            await self._forward(_Asking(request, visit, asked, origin, claim, permit, started), reply)
         except RequestError as error:
             self._metrics.refused(path, error)
-            reply.send(refuse(error, (headers.REQUEST_ID.decode(), request_id)))
+            reply.send(refuse(self._access.told(visit.caller, error), (headers.REQUEST_ID.decode(), request_id)))
         finally:
             permit.leave()
 
-    async def _read(self, request: Request, path: str) -> Asked:
+    async def _read(self, request: Request, path: str, visit: Visit) -> Asked:
         fields = request.headers
         encoding, content_type = headers.text(fields, b"content-encoding"), headers.text(fields, b"content-type")
         body = await unpacked(request.body, encoding, self._settings.server.max_body_bytes)
-        return await read_request(self._service, path, content_type, body, headers.for_questions(fields))
+        return await read_request(self._service, self._access, visit, path, content_type, body)
 
     async def _forward(self, asking: "_Asking", reply: Reply) -> None:
         wanted = msgspec.structs.replace(asking.asked.request, request_id=asking.origin.request_id[:MAX_ID])
@@ -94,9 +100,10 @@ class Proxy:
 
 
 class _Asking(msgspec.Struct, frozen=True):
-    """One request, what is made of it, and what it may have; ``started`` is the loop's time when it came."""
+    """One request, its sender, what is made of it, and what it may have; ``started`` is the loop's time when it came."""
 
     request: Request
+    visit: Visit
     asked: Asked
     origin: Origin
     claim: Claim
@@ -148,10 +155,13 @@ class _Attempt:
     async def _exchange(self, passing: Passing) -> None:
         replica, origin, upstream = self._decision.replica, self._asking.origin, self._service.settings.upstream
         query = self._asking.request.query
+        visit = self._asking.visit
         outgoing = Outgoing(
             b"POST",
             (f"{origin.path}?{query}" if query else origin.path).encode("latin-1"),
-            headers.to_replica(self._asking.request.headers, self._decision, origin.request_id),
+            headers.to_replica(
+                self._asking.request.headers, self._decision, origin.request_id, visit.kept_back, visit.key
+            ),
             self._asking.asked.body,
         )
         limits = Limits(

@@ -10,14 +10,14 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from balancer import openai
+from balancer import forms, openai
 from balancer.core import Prompt, RouteRequest
 from balancer.errors import BadRequest
+from balancer.gateway.access import Access, Visit
 from balancer.limits import check_prompt
 from balancer.nesting import is_deeper
 from balancer.openai import Inbound
 from balancer.service import RouterService
-from balancer.strip import without_report_mode
 from balancer.tokens import Prompts
 
 BYTES_PER_TOKEN: Final = 4
@@ -25,35 +25,43 @@ BYTES_PER_TOKEN: Final = 4
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a body asks of the router; ``body`` is what a replica shall get of it, ``salt`` its ``cache_salt``."""
+    """What a body asks of the router.
+
+    ``body`` is what a replica shall get of it, ``salt`` its ``cache_salt``, ``priority`` the one that it asks for (vLLM: lower
+    is earlier).
+    """
 
     request: RouteRequest
     salt: str | None
     body: bytes
+    priority: int = 0
 
 
 async def read_request(
-    service: RouterService, path: str, content_type: str, body: bytes, questions: Mapping[str, str]
+    service: RouterService, access: Access, visit: Visit, path: str, content_type: str, body: bytes
 ) -> Asked:
-    """What a body for ``path`` (one of ``openai.PATHS``) asks of the router; ``questions`` are the headers to tokenise with.
+    """What a body for ``path`` (one of ``openai.PATHS``) asks of the router.
 
     Raises:
         BadRequest: the body cannot be read, is nested too deeply, or names no model where several are served.
         PromptTooLong: its tokens are more than the settings allow.
+        Forbidden, UnknownModel: it asks for what is not for the caller.
         NoReplica: it names no model, and no endpoint has answered yet.
     """
     limits = service.settings.limits
     inbound = openai.read(path, content_type, body)
-    if not openai.is_form(content_type) and is_deeper(body, limits.max_nesting):
+    if not (path in openai.FORMS and forms.is_form(content_type)) and is_deeper(body, limits.max_nesting):
         raise BadRequest(
             f"the body has lists and objects more than {limits.max_nesting} deep within each other (limits.max_nesting); "
             "send a flatter one"
         )
-    body = without_report_mode(body)
-    model = inbound.model if inbound.model is not None else service.default_model()
+    model = inbound.model if inbound.model is not None else service.default_model(visit.caller.may_use)
+    access.check_model(visit.caller, model)
+    admitted = access.admit(visit, path, inbound, body)
+    body, salt = admitted.body, admitted.salt
     prompts: Prompts = tuple(Prompt(ids, inbound.media) for ids in inbound.token_ids)
     if inbound.has_text:
-        prompts = await _tokenise(service, path, inbound, model, body, questions)
+        prompts = await _tokenise(service, path, inbound, model, body, visit.questions)
     check_prompt(sum(len(each.tokens) for each in prompts), limits)
     longest = service.max_model_len(model)
     if len(prompts) > openai.MAX_PROMPTS or (
@@ -62,13 +70,13 @@ async def read_request(
         prompts = ()  # no engine takes it, so nobody need hash a million tokens to say where it would go
     request = RouteRequest(
         model=model,
-        hashes=service.hashes(prompts, inbound.salt),
+        hashes=service.hashes(prompts, salt),
         prompt_lengths=tuple(len(each.tokens) for each in prompts),
         size_hint=len(body) // BYTES_PER_TOKEN,
         reads_cache=inbound.reads_cache,
         is_comparable=inbound.is_comparable and len(prompts) == 1 and prompts[0].media.known_tokens is None,
     )
-    return Asked(request, inbound.salt, body)
+    return Asked(request, salt, body, admitted.priority or 0)
 
 
 async def _tokenise(

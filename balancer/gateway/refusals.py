@@ -6,7 +6,7 @@ Knows the shape and the headers of an error, on the front and on the control pla
 from aiohttp import web
 
 from balancer import openai
-from balancer.errors import RequestError
+from balancer.errors import RequestError, Unauthorized
 from balancer.http.messages import Response
 
 
@@ -23,4 +23,5 @@ def error_response(error: RequestError) -> web.Response:
 
 
 def _headers(error: RequestError) -> dict[str, str]:
-    return {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    told = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    return {**told, "WWW-Authenticate": 'Bearer realm="kvlb"'} if isinstance(error, Unauthorized) else told

@@ -56,6 +56,7 @@ class Reply:
         "has_begun",
         "has_ended",
         "keeps_alive",
+        "lines",
         "request",
         "status",
     )
@@ -71,6 +72,8 @@ class Reply:
         self.has_begun = False
         """Whether any byte has gone out."""
         self.has_ended = False
+        self.lines = b""
+        """Further lines of the head, whatever the answer is."""
         self.keeps_alive = request.keeps_alive
         """Whether another request may follow by the same connection."""
 
@@ -134,7 +137,7 @@ class Reply:
         connection = (
             b"Connection: close\r\n" if not self.keeps_alive else b"Connection: keep-alive\r\n" if is_old else b""
         )
-        self._head = b"HTTP/1.1 %d %b\r\n%b%b%b\r\n" % (status, reason, lines, framing, connection)
+        self._head = b"HTTP/1.1 %d %b\r\n%b%b%b%b\r\n" % (status, reason, lines, self.lines, framing, connection)
 
     def write(self, body: bytes, *, is_last: bool = False) -> None:
         """A piece of the body, framed; what is written at once goes out at once."""

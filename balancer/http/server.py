@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias
@@ -30,6 +31,9 @@ MAX_WAITING: Final = 2
 LINGER_SECONDS: Final = 2.0
 """How long a client that is refused in the middle of its body is listened to, so that it reads why: a connection that is closed
 with bytes unread is reset, and a reset takes back what was sent."""
+
+HANDSHAKE_SECONDS: Final = 10.0
+"""How long a client may take to agree on TLS."""
 
 App: TypeAlias = Callable[[Request, Reply], Coroutine[Any, Any, None] | None]
 
@@ -59,10 +63,17 @@ class HttpServer:
         self._sweeper: asyncio.Task[None] | None = None
         self._is_empty = asyncio.Event()
 
-    async def start(self, listener: socket.socket) -> None:
+    async def start(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Listen, with TLS if a context is given."""
         loop = asyncio.get_running_loop()
         self._sweeper = loop.create_task(self._sweep(loop))
-        self._server = await loop.create_server(lambda: Connection(self, loop), sock=listener, backlog=4096)
+        self._server = await loop.create_server(
+            lambda: Connection(self, loop),
+            sock=listener,
+            backlog=4096,
+            ssl=tls,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS if tls else None,
+        )
 
     async def stop(self, grace: float = 10.0) -> None:
         """Accept nothing more, let answers that have begun end within ``grace`` seconds, close everything."""

@@ -29,7 +29,8 @@ class Publisher(msgspec.Struct, frozen=True):
     ``replay`` is the publisher's replay endpoint, or None when it has none (vLLM's default). ``topic`` is the prefix to
     subscribe to; empty means everything. ``is_dialling``: it connects to ``events``, an address of ours, instead of
     listening there (vLLM 0.11 - 0.32: an ``endpoint`` without a wildcard); nobody else may use that address. ``told_topic`` is
-    the topic that the engine says it publishes under; None where it does not say.
+    the topic that the engine says it publishes under; None where it does not say. ``senders`` are the addresses and networks
+    that may connect to ``events``; None for all.
     """
 
     replica: ReplicaId
@@ -38,6 +39,7 @@ class Publisher(msgspec.Struct, frozen=True):
     topic: str = ""
     is_dialling: bool = False
     told_topic: str | None = None
+    senders: tuple[str, ...] | None = None
 
 
 class ReaderSettings(msgspec.Struct, frozen=True):

@@ -84,6 +84,8 @@ class Subscription:
         self.sub.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
         self.monitor: Socket = self.sub.get_monitor_socket(MONITORED)
         self.sub.setsockopt(zmq.SUBSCRIBE, publisher.topic.encode())
+        if publisher.is_dialling and publisher.senders is not None:
+            self.sub.setsockopt(zmq.ZAP_DOMAIN, publisher.replica.encode())  # so that the guard is asked
         try:
             (self.sub.bind if publisher.is_dialling else self.sub.connect)(publisher.events)
         except zmq.ZMQError:

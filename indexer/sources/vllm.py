@@ -18,6 +18,7 @@ from typing import Final
 import zmq
 
 from indexer.index import ReplicaId
+from indexer.sources.guard import Guard
 from indexer.sources.publisher import Publisher, PublisherStatus, ReaderSettings, not_subscribed
 from indexer.sources.subscription import TICK, Socket, Subscription, UselessPublisher
 from indexer.stream import Forget, Position, Standing, Step
@@ -52,7 +53,9 @@ class EventReader:
         self._next_tick = 0.0
         self._context: zmq.Context[Socket] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 8_192)
+        self._guard = Guard(self._context)
         self._selector = selectors.DefaultSelector()
+        self._selector.register(int(self._guard.socket.getsockopt(zmq.FD)), selectors.EVENT_READ, None)
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
@@ -105,6 +108,8 @@ class EventReader:
     def _add(self, publisher: Publisher, resume: Position | None = None) -> None:
         is_told = publisher.replica in self._failed
         self._remove(publisher.replica)
+        if publisher.senders is not None:
+            self._guard.allow(publisher.replica, publisher.senders)
         try:
             subscription = Subscription(self._context, publisher, self._settings, resume)
         except zmq.ZMQError as error:
@@ -120,6 +125,7 @@ class EventReader:
 
     def _remove(self, replica: ReplicaId) -> None:
         self._failed.pop(replica, None)
+        self._guard.forget(replica)
         subscription = self._subscriptions.pop(replica, None)
         if subscription is not None:
             self._unread.discard(subscription)
@@ -148,6 +154,7 @@ class EventReader:
                 ready = self._selector.select(timeout=0 if self._unread else 0.25)
                 for subscription in self._unread | {key.data for key, _ in ready if key.data is not None}:
                     self._guarded(subscription, self._read)
+                self._guard.answer()
                 with contextlib.suppress(BlockingIOError):
                     self._wake_out.recv(4096)
                 while self._commands:

@@ -10,6 +10,8 @@ from balancer.errors import BalancerError, ConfigError, RequestError
 STATUS = {
     "BadRequest": 400,
     "PromptTooLong": 400,
+    "Unauthorized": 401,
+    "Forbidden": 403,
     "UnknownModel": 404,
     "UnknownInstance": 404,
     "UnknownPath": 404,
@@ -31,6 +33,14 @@ def request_errors() -> dict[str, type[RequestError]]:
 
 def test_every_error_has_its_status() -> None:
     assert {name: each.status for name, each in request_errors().items()} == STATUS
+
+
+def test_a_message_that_names_replicas_has_one_that_does_not() -> None:
+    for name in ("UpstreamFailed", "UpstreamTimeout"):
+        error = request_errors()[name]("replica 10.0.0.1:8000 has failed", retry_after=2).without_names()
+        assert (error.status, error.retry_after, "10.0.0.1" in error.message) == (STATUS[name], 2, False)
+    plain = errors.BadRequest("the body is no JSON")
+    assert plain.without_names() is plain
 
 
 @pytest.mark.parametrize("name", STATUS)

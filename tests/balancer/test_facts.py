@@ -341,8 +341,30 @@ def test_a_publisher_that_connects_is_told_with_both_remedies() -> None:
 def test_kvlb_listens_where_the_settings_say(told: EngineFacts) -> None:
     found = one(settings(events_bind="tcp://*:6000"), told)
     source = told.sources[0]
-    assert found.source == msgspec.structs.replace(source, events="tcp://*:6000", is_dialling=True, is_set=True)
+    assert found.source == msgspec.structs.replace(
+        source, events="tcp://*:6000", is_dialling=True, senders=("10.0.0.1",), is_set=True
+    )
     assert found.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("url", "events_from", "senders"),
+    [
+        (URL, ("10.0.0.0/8",), ("10.0.0.0/8",)),
+        ("http://localhost:8000", None, facts.LOOPBACK),
+        ("http://127.0.0.1:8000", None, facts.LOOPBACK),
+        ("https://[fd00::1]:8000", None, ("fd00::1",)),
+        ("http://engine-0.svc:8000", None, None),
+    ],
+)
+def test_who_may_send_its_events_is_who_is_at_its_address(
+    url: str, events_from: tuple[str, ...] | None, senders: tuple[str, ...] | None
+) -> None:
+    which = ReplicaSettings(url=url, events_bind="tcp://*:6000", events_from=events_from)
+    found = one(which, TOLD)
+    assert found.source is not None
+    assert found.source.senders == senders
+    assert any("events_from" in warning for warning in found.warnings) is (senders is None)
 
 
 def test_each_rank_that_connects_has_its_own_port() -> None:

@@ -1,5 +1,6 @@
-"""``balancer/strip.py``: the one thing that is taken out of a client's body, and nothing else."""
+"""``balancer/strip.py``: what is taken out and put in, and that nothing else changes."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -7,9 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.strip import REPORT_MODE, without_report_mode
+from balancer.errors import BadRequest
+from balancer.strip import with_field, without
 
+REPORT_MODE = "kv_cache_report_mode"
+PLACES = (("vllm_xargs", REPORT_MODE), ("sampling_params", "extra_args", REPORT_MODE), ("kv_transfer_params",))
 ASKED = {REPORT_MODE: "full", "other": [1.5]}
+
+NAMES = st.sampled_from(["cache_salt", "a", "é", '"', "{", "}", "\\", ""])
+VALUES = st.recursive(
+    st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+)
+OBJECTS = st.dictionaries(NAMES, VALUES)
 
 
 @pytest.mark.parametrize(
@@ -24,27 +34,29 @@ ASKED = {REPORT_MODE: "full", "other": [1.5]}
             {"vllm_xargs": {REPORT_MODE: "full"}, "sampling_params": {"extra_args": {REPORT_MODE: "full"}}},
             {"vllm_xargs": {}, "sampling_params": {"extra_args": {}}},
         ),
+        ({"kv_transfer_params": {"remote_host": "evil"}, "a": 1}, {"a": 1}),
     ],
 )
-def test_the_report_mode_is_taken_out_wherever_engines_read_it(body: dict[str, Any], left: dict[str, Any]) -> None:
-    assert json.loads(without_report_mode(json.dumps(body).encode())) == left
+def test_fields_are_taken_out_wherever_they_are(body: dict[str, Any], left: dict[str, Any]) -> None:
+    assert json.loads(without(json.dumps(body).encode(), PLACES)) == left
 
 
-def test_escapes_do_not_hide_it() -> None:
+def test_escapes_do_not_hide_a_field() -> None:
     body = b'{"vllm_x\\u0061rgs":{"kv_cache_report_mod\\u0065":"full"}}'
-    assert json.loads(without_report_mode(body)) == {"vllm_xargs": {}}
+    assert json.loads(without(body, PLACES)) == {"vllm_xargs": {}}
 
 
-def test_the_last_of_two_keys_counts_as_it_does_for_the_engine() -> None:
-    body = b'{"vllm_xargs":{"a":1},"vllm_xargs":{"kv_cache_report_mode":"full"}}'
-    assert json.loads(without_report_mode(body)) == {"vllm_xargs": {}}
+def test_of_two_keys_the_last_one_counts_as_it_does_for_the_engine_and_neither_is_left() -> None:
+    body = b'{"kv_transfer_params":null,"vllm_xargs":{"a":1},"vllm_xargs":{"kv_cache_report_mode":"full"},'
+    body += b'"kv_transfer_params":{}}'
+    assert without(body, PLACES) == b'{"vllm_xargs":{}}'
 
 
 def test_other_fields_keep_their_bytes() -> None:
     body = (
         b'{"seed":123456789012345678901234567890,"t":1.10, "vllm_xargs":{"kv_cache_report_mode":"full"}, "x":{"b":  2}}'
     )
-    stripped = without_report_mode(body)
+    stripped = without(body, PLACES)
     assert b'"seed":123456789012345678901234567890' in stripped
     assert b'"t":1.10' in stripped
     assert b'{"b":  2}' in stripped
@@ -57,14 +69,42 @@ def test_other_fields_keep_their_bytes() -> None:
         b'{"messages":[{"content":"\\u00e9"}] ,  "x":1}',
         b'{"kv_cache_report_mode":"full"}',  # engines do not read it there
         b'{"vllm_xargs":"kv_cache_report_mode"}',
-        b"[1, 2] kv_cache_report_mode",
-        b"",
+        b'{"sampling_params":[{"extra_args":{"kv_cache_report_mode":1}}]}',
+        b"[1, 2]",
     ],
 )
-def test_bodies_without_it_are_the_very_same_bytes(body: bytes) -> None:
-    assert without_report_mode(body) is body
+def test_bodies_without_them_are_the_very_same_bytes(body: bytes) -> None:
+    assert without(body, PLACES) is body
+
+
+@pytest.mark.parametrize("text", [b'"\xed\xa0\x80":1', b'"vllm_xargs":{"\xed\xa0\x80":1}'])
+def test_what_the_engine_can_read_and_we_cannot_is_refused(text: bytes) -> None:
+    body = b"{" + text + b',"kv_transfer_params":{"remote_host":"evil"}}'
+    assert json.loads(body)["kv_transfer_params"]  # Python takes surrogates in UTF-8
+    with pytest.raises(BadRequest, match="JSON"):
+        without(body, PLACES)
+
+
+@given(OBJECTS, st.text(), st.sampled_from(["", " ", "\r\n\t"]))
+def test_a_salt_is_put_in_and_counts_whatever_the_client_has_sent(
+    fields: dict[str, Any], salt: str, blank: str
+) -> None:
+    plain = json.dumps(fields).encode()
+    body = (blank + blank.join(["{", plain[1:-1].decode(), "}"]) + blank).encode()
+    salted = with_field(body, "cache_salt", salt)
+    assert json.loads(salted) == {**fields, "cache_salt": salt}
+    head = body.rstrip()[:-1]
+    assert salted.startswith(head)
+
+
+@given(OBJECTS)
+def test_a_clients_salt_can_be_taken_out_first(fields: dict[str, Any]) -> None:
+    body = with_field(without(json.dumps(fields).encode(), [("cache_salt",)]), "cache_salt", "ours")
+    pairs = json.loads(body, object_pairs_hook=list)
+    assert [value for name, value in pairs if name == "cache_salt"] == ["ours"]
 
 
 @given(st.binary())
 def test_no_body_upsets_it(body: bytes) -> None:
-    without_report_mode(body + b"kv_cache_report_mode")
+    with contextlib.suppress(BadRequest):
+        assert without(body, PLACES) is not None

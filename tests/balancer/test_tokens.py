@@ -76,6 +76,8 @@ def test_what_only_steers_the_sampling_makes_no_other_question() -> None:
         assert len(replica.questions) == 1
         await ask(tokenizer, replica, COMPLETIONS, {**TEXT, "add_special_tokens": False})
         assert len(replica.questions) == 2, "but this changes the tokens"
+        await ask(tokenizer, replica, COMPLETIONS, {**TEXT, "cache_salt": "other"})
+        assert len(replica.questions) == 3, "and with another salt it is nobody's business what was asked before"
 
     with_tokenizer(check, {f"{COMPLETIONS}/render": b'[{"token_ids":[1]}]'})
 

@@ -360,6 +360,20 @@ def test_what_a_bad_sibling_gives_is_forgotten_and_the_next_is_asked(
     assert "the snapshot is not used: " in warnings[0].getMessage()
 
 
+def test_a_sibling_that_asks_for_a_key_gets_it() -> None:
+    async def careful(request: web.Request) -> web.Response:
+        assert request.headers["Authorization"] == "Bearer ours"
+        return await _give(await whole(A))
+
+    async def scenario() -> None:
+        async with sibling(careful) as url:
+            after, handover = blank(siblings=(url,), sibling_api_key="ours")
+            await load(after)
+            assert set(handover.waiting) == {A}
+
+    run(scenario())
+
+
 def test_a_sibling_that_knows_nothing_leaves_it_to_the_file(tmp_path: Path) -> None:
     path = str(tmp_path / "index")
 

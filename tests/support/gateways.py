@@ -5,6 +5,7 @@ Knows the settings that make a test quick. ``idle`` says whether nothing is left
 
 import asyncio
 import contextlib
+import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ class Gateway:
     def __init__(self, service: RouterService, url: str) -> None:
         self.service = service
         self.url = url
-        host, _, port = url.removeprefix("http://").rpartition(":")
+        host, _, port = url.partition("://")[2].rpartition(":")
         self.address = host, int(port)
 
     def is_idle(self) -> bool:
@@ -49,15 +50,17 @@ class Gateway:
             if sample.name == name
         ]
 
-    async def send(self, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def send(
+        self, data: bytes, tls: ssl.SSLContext | None = None
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection on which these bytes have been sent."""
-        reader, writer = await asyncio.open_connection(*self.address)
+        reader, writer = await asyncio.open_connection(*self.address, ssl=tls)
         writer.write(data)
         return reader, writer
 
-    async def exchange(self, data: bytes) -> bytes:
+    async def exchange(self, data: bytes, tls: ssl.SSLContext | None = None) -> bytes:
         """Everything that comes back for these bytes until the gateway closes the connection."""
-        reader, writer = await self.send(data)
+        reader, writer = await self.send(data, tls)
         try:
             return await reader.read()
         finally:
@@ -78,8 +81,8 @@ def post(path: str, body: bytes, *headers: str, close: bool = True) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def get(path: str, method: str = "GET") -> bytes:
-    return f"{method} {path} HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n\r\n".encode()
+def get(path: str, method: str = "GET", *headers: str) -> bytes:
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: gateway", "Connection: close", *headers, "", ""]).encode()
 
 
 def split(answer: bytes) -> tuple[str, list[tuple[str, str]], bytes]:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import re
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, cast
 
@@ -136,12 +137,14 @@ class _Connection(asyncio.Protocol):
 
 
 @contextlib.asynccontextmanager
-async def upstream(model: str = "m", paths: Mapping[str, Any] | None = None) -> AsyncIterator[Upstream]:
-    """One that listens until the block is left."""
+async def upstream(
+    model: str = "m", paths: Mapping[str, Any] | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Upstream]:
+    """One that listens until the block is left, with TLS if a context is given."""
     made = Upstream(model)
     made.paths.update(paths or {})
-    server = await asyncio.get_running_loop().create_server(lambda: _Connection(made), "127.0.0.1", 0)
-    made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server = await asyncio.get_running_loop().create_server(lambda: _Connection(made), "127.0.0.1", 0, ssl=tls)
+    made.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield made
     finally:

@@ -49,7 +49,7 @@ def test_a_request_without_a_path_is_named_by_its_method() -> None:
 
 @pytest.mark.parametrize(("method", "path", "allowed"), [
     ("GET", "/v1/completions", "POST"), ("PUT", "/v1/chat/completions", "POST"), ("POST", "/v1/models", "GET, HEAD"),
-    ("DELETE", "/health", "GET, HEAD"), ("OPTIONS", "/v1/completions", "POST"),
+    ("DELETE", "/health", "GET, HEAD"), ("PATCH", "/v1/completions", "POST"),
 ])  # fmt: skip
 def test_a_wrong_method_is_told_the_right_one(method: str, path: str, allowed: str) -> None:
     async def check() -> None:

@@ -90,7 +90,29 @@ def test_a_decision_is_exposed_only_if_that_is_wanted() -> None:
         ("x-kvlb-prompt-tokens", "41"),
         ("x-kvlb-predicted", "exact"),
     ]
-    assert to_client(given()) == []
+    assert to_client(claimed) == []
+
+
+def test_what_names_hosts_to_engines_is_never_a_clients_to_say() -> None:
+    asked = [(name.decode(), "evil:1") for name in headers.ROUTING] + [("Origin", "https://a.example")]
+    assert to_replica(given(*asked)) == []
+    for own in (b"___prefill_addr_evil:1___decode_addr_evil:2_1", b"a___decode_addr_evil:2"):
+        made = headers.request_id([(b"x-request-id", own)])
+        assert "evil" not in made
+        assert told(headers.to_replica([(b"x-request-id", own)], decision(), made)) == [("x-request-id", made)]
+
+
+def test_a_clients_key_ends_here_where_keys_are_ours() -> None:
+    fields = given(("authorization", "Bearer mine"), ("X-Api-Key", "mine"), ("x-tag", "1"))
+    kept_back = frozenset({b"authorization", b"x-api-key"})
+    assert told(headers.to_replica(fields, decision(), "id", kept_back)) == [("x-tag", "1")]
+    lines = headers.to_replica(fields, decision(), "id", kept_back, b"Bearer ours")
+    assert told(lines) == [("x-tag", "1"), ("Authorization", "Bearer ours")]
+
+
+def test_what_serves_behind_us_is_told_to_whoever_may_know_the_fleet() -> None:
+    assert to_client(given(("Server", "uvicorn"))) == []
+    assert ("Server", "uvicorn") in to_client(given(("Server", "uvicorn")), expose=True)
 
 
 def test_an_id_is_added_only_where_there_is_none() -> None:
@@ -108,9 +130,3 @@ def test_an_id_that_is_no_text_can_still_be_written_down() -> None:
     made = {headers.request_id(given(("X-Request-Id", ""))) for _ in range(2)}
     assert {len(each) for each in made} == {32}
     assert len(made) == 2
-
-
-def test_questions_carry_the_clients_key_and_nothing_else_of_it() -> None:
-    asked = headers.for_questions(given(("authorization", "Bearer x"), ("Cookie", "c"), ("X-Request-Id", "7")))
-    assert asked == {"Authorization": "Bearer x", "Content-Type": "application/json"}
-    assert headers.for_questions([(b"authorization", b"\xff")])["Authorization"].isprintable()
