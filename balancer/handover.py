@@ -5,14 +5,16 @@ can say whether it is still in the same life. Never knows files, sockets or cloc
 is in the index; until the replica is known it waits among ``waiting``, and no request can find it.
 """
 
+import sys
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
 
 from balancer.core import Replica
-from balancer.facts import Described
+from balancer.facts import MAX_RANKS, Described
 from balancer.knowledge import Losses
 from balancer.router import Router
 from indexer.errors import SnapshotError
@@ -85,14 +87,18 @@ class Handover:
 
     # Restoring
 
-    def restoration(self, oldest: float) -> Restoration:
+    def restoration(self, oldest: float, newest: float = sys.float_info.max) -> Restoration:
         """What fills the router's index with a snapshot's bytes, before any replica is known.
 
-        ``oldest`` is in seconds since the epoch. End it with ``accept`` or ``abandon``.
+        ``oldest`` and ``newest`` are in seconds since the epoch. End it with ``accept`` or ``abandon``.
         """
         index = self._router.caches.index
         assert not index.replicas, "a snapshot is restored into an empty index"
-        return Restoration(index, lambda replica: _host(replica) in self._hosts, oldest)
+        return Restoration(index, self._is_wanted, oldest, newest)
+
+    def _is_wanted(self, replica: ReplicaId) -> bool:
+        host, _, rank = replica.partition("#")
+        return host in self._hosts and (not rank or rank in _RANKS)
 
     def accept(self, restored: Sequence[Restored]) -> int:
         """All of it has come; returns the blocks that are in the index now.
@@ -167,6 +173,9 @@ def identity(replica: Replica) -> str:
     adapters = {adapter.name for adapter in replica.adapters}
     base = sorted(model for model in replica.models if model not in adapters)
     return msgspec.json.encode([base, replica.recipe]).decode()
+
+
+_RANKS: Final = frozenset(map(str, range(MAX_RANKS)))
 
 
 def _host(replica: ReplicaId) -> str:

@@ -42,6 +42,9 @@ READ_BYTES: Final = 128 * 1024
 SIBLING_CONNECT_SECONDS: Final = 2.0
 SIBLING_SILENCE_SECONDS: Final = 5.0
 
+CLOCKS_DIFFER_SECONDS: Final = 300.0
+"""How far another gateway's clock may be ahead of ours, or our own have been set back."""
+
 UNCLAIMED_SECONDS: Final = 600.0
 """How long blocks wait for an endpoint that does not answer: it may be down, and be another engine when it is back."""
 
@@ -112,7 +115,8 @@ class WarmStart:
 
     async def _load(self, name: str, source: AsyncGenerator[bytes, None]) -> bool:
         begun = time.monotonic()
-        restoration = self._handover.restoration(time.time() - self._settings.max_age_seconds)
+        now = time.time()
+        restoration = self._handover.restoration(now - self._settings.max_age_seconds, now + CLOCKS_DIFFER_SECONDS)
         try:
             async with contextlib.aclosing(source):
                 async for data in source:

@@ -18,40 +18,39 @@ before it. Frames are small, so that both sides go piece by piece and never hold
 A hash takes its eight bytes, the bit set usually less than one; a learned block, whose name is in ascending order, some 14.7.
 """
 
+import sys
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Final, TypeAlias
 
 import msgspec
 import xxhash
 
 from indexer.errors import SnapshotError
+from indexer.frames import (
+    BEGINNING,
+    MAGIC,
+    MAX_FRAME,
+    MAX_KEYS,
+    VERSION,
+    Copies,
+    End,
+    Frame,
+    Head,
+    Keys,
+    Names,
+    Owner,
+    ReplicaImage,
+    Table,
+    check,
+)
 from indexer.index import CacheIndex, ReplicaId, Tier, TierImage, TierIndex
 from indexer.learned import LearnedBlocks, NamesImage
 from indexer.packing import pack_small, pack_sorted, pack_words, unpack_small, unpack_sorted, unpack_words
 from indexer.places import Piece
-from indexer.recognition import RecognitionImage
-from indexer.stream import Position
 
-MAGIC: Final = b"kvlbsnap"
-VERSION: Final = 1
-_HEAD: Final = MAGIC + VERSION.to_bytes(2, "little")
-MAX_KEYS: Final = 16_384
-"""Keys in a frame: about 3 ms to write or to restore."""
-
-MAX_FRAME: Final = 16 * 1024 * 1024
-"""Bytes; a frame of keys that are all held by different halves of a thousand replicas has 2 MiB."""
-
-
-class ReplicaImage(msgspec.Struct, frozen=True):
-    """One replica but for its blocks; ``notes`` are its owner's, who alone can read them."""
-
-    replica: ReplicaId
-    notes: bytes
-    position: Position
-    recognition: RecognitionImage
+__all__ = ["MAGIC", "Image", "ReplicaImage", "Restoration", "Restored", "write"]
 
 
 class Image(msgspec.Struct, frozen=True):
@@ -74,50 +73,6 @@ class Restored(msgspec.Struct, frozen=True):
     learned: LearnedBlocks
 
 
-class _Head(msgspec.Struct, frozen=True, tag="head"):
-    created: float
-
-
-class _Owner(msgspec.Struct, frozen=True, tag="owner"):
-    number: int
-    image: ReplicaImage
-
-
-class _Names(msgspec.Struct, frozen=True, tag="names"):
-    owner: int
-    tier: Tier
-    group: int
-    names: list[bytes]
-    keys: bytes
-    copies: list[bytes]
-
-
-class _Table(msgspec.Struct, frozen=True, tag="table"):
-    tier: Tier
-    bits: list[tuple[int, int, int]]  # owner, number of its bit, blocks let go
-
-
-class _Keys(msgspec.Struct, frozen=True, tag="keys"):
-    group: int
-    keys: bytes
-    sets: list[bytes]
-    which: list[bytes]
-
-
-class _Copies(msgspec.Struct, frozen=True, tag="copies"):
-    owner: int
-    group: int
-    keys: bytes
-    copies: list[bytes]
-
-
-class _End(msgspec.Struct, frozen=True, tag="end"):
-    checksum: int
-
-
-_Frame: TypeAlias = _Head | _Owner | _Names | _Table | _Keys | _Copies | _End
-
-
 # Writing --------------------------------------------------------------------------------------------------------------
 
 
@@ -125,24 +80,24 @@ def write(image: Image) -> Iterator[bytes]:
     """The bytes, in pieces of a few milliseconds each; what is written is taken out of the image."""
     digest = xxhash.xxh3_64()
     encode = msgspec.msgpack.Encoder().encode
-    yield _HEAD
-    digest.update(_HEAD)
+    yield BEGINNING
+    digest.update(BEGINNING)
     for frame in _frames(image):
         piece = _framed(encode(frame))
         digest.update(piece)
         yield piece
-    yield _framed(encode(_End(digest.intdigest())))
+    yield _framed(encode(End(digest.intdigest())))
 
 
 def _framed(data: bytes) -> bytes:
     return len(data).to_bytes(4, "little") + data
 
 
-def _frames(image: Image) -> Iterator[_Frame]:
-    yield _Head(image.created)
+def _frames(image: Image) -> Iterator[Frame]:
+    yield Head(image.created)
     owners: dict[ReplicaId, int] = {}
     for number, each in enumerate(image.replicas):
-        yield _Owner(number, each)
+        yield Owner(number, each)
         if each.recognition.learned is None:
             owners[each.replica] = number
         pieces = image.names.get(each.replica)
@@ -152,19 +107,19 @@ def _frames(image: Image) -> Iterator[_Frame]:
         yield from _table_frames(tier, table, owners)
 
 
-def _names_frame(owner: int, image: NamesImage) -> _Names:
+def _names_frame(owner: int, image: NamesImage) -> Names:
     keys = dict(zip(image.names, image.keys, strict=True))
     names = sorted(keys)  # within the frame: all of them at once would hold up a busy gateway
     copies = pack_small([image.copies.get(name, 0) for name in names]) if image.copies else []
-    return _Names(owner, image.tier, image.group, pack_sorted(names), pack_words(map(keys.__getitem__, names)), copies)
+    return Names(owner, image.tier, image.group, pack_sorted(names), pack_words(map(keys.__getitem__, names)), copies)
 
 
-def _table_frames(tier: Tier, table: TierImage, owners: Mapping[ReplicaId, int]) -> Iterator[_Frame]:
+def _table_frames(tier: Tier, table: TierImage, owners: Mapping[ReplicaId, int]) -> Iterator[Frame]:
     slots = {replica: slot for replica, slot in table.replicas.items() if replica in owners}
     if not slots:
         return
     bits = [(owners[replica], slot.bit.bit_length() - 1, slot.let_go) for replica, slot in slots.items()]
-    yield _Table(tier, bits)
+    yield Table(tier, bits)
     told = sum(slot.bit for slot in slots.values())
     for group, pieces in table.groups.items():
         while pieces:
@@ -175,10 +130,10 @@ def _table_frames(tier: Tier, table: TierImage, owners: Mapping[ReplicaId, int])
         for group, copies in slot.copies.items():
             rest = iter(copies.items())
             while some := dict(islice(rest, MAX_KEYS)):
-                yield _Copies(owners[replica], group, pack_words(some), pack_small(some.values()))
+                yield Copies(owners[replica], group, pack_words(some), pack_small(some.values()))
 
 
-def _keys_frame(group: int, piece: Piece, told: int) -> _Keys | None:
+def _keys_frame(group: int, piece: Piece, told: int) -> Keys | None:
     """None when nobody holds any of them whose bit is told."""
     keys: Sequence[int] = piece.keys
     which: Sequence[int] = piece.which
@@ -188,7 +143,7 @@ def _keys_frame(group: int, piece: Piece, told: int) -> _Keys | None:
         keys, which = [key for key, _ in kept], [at for _, at in kept]
     if not keys:
         return None
-    return _Keys(
+    return Keys(
         group=group,
         keys=pack_words(keys),
         sets=[bits.to_bytes((bits.bit_length() + 7) // 8, "little") for bits in sets],
@@ -203,24 +158,30 @@ class Restoration:
     """Bytes into an index, as they come. Changes with ``feed``; ``finish`` says that it was all.
 
     After an error the index has parts of a snapshot that cannot be trusted: they must be taken out again. ``is_wanted`` is
-    asked for each replica; ``oldest`` is the time before which a snapshot is refused, in seconds since the epoch.
+    asked for each replica; a snapshot made before ``oldest`` or after ``newest`` is refused, in seconds since the epoch.
     """
 
-    def __init__(self, index: CacheIndex, is_wanted: Callable[[ReplicaId], bool], oldest: float) -> None:
+    def __init__(
+        self,
+        index: CacheIndex,
+        is_wanted: Callable[[ReplicaId], bool],
+        oldest: float,
+        newest: float = sys.float_info.max,
+    ) -> None:
         self.size = 0
         """Bytes so far."""
         self._index = index
         self._is_wanted = is_wanted
-        self._oldest = oldest
+        self._oldest, self._newest = oldest, newest
         self._buffer = bytearray()
         self._digest = xxhash.xxh3_64()
-        self._decode = msgspec.msgpack.Decoder(_Frame).decode
+        self._decode = msgspec.msgpack.Decoder(Frame).decode
         self._has_begun = False
-        self._head: _Head | None = None
+        self._head: Head | None = None
         self._is_whole = False
         self._owners: dict[int, Restored | None] = {}
         self._table: TierIndex | None = None
-        self._bits: dict[int, ReplicaId] = {}
+        self._bits = _Bits({})
 
     def feed(self, data: bytes) -> None:
         """The next bytes.
@@ -255,7 +216,7 @@ class Restoration:
 
     def _next_piece(self) -> bytes | None:
         if not self._has_begun:
-            length = len(_HEAD)
+            length = len(BEGINNING)
         elif len(self._buffer) < 4:
             return None
         else:
@@ -273,7 +234,7 @@ class Restoration:
             self._begin(piece)
         else:
             frame = self._decode(memoryview(piece)[4:])
-            if isinstance(frame, _End):
+            if isinstance(frame, End):
                 if frame.checksum != self._digest.intdigest():
                     raise SnapshotError("it is damaged: its checksum is another one")
                 self._is_whole = True
@@ -284,38 +245,41 @@ class Restoration:
     def _begin(self, head: bytes) -> None:
         if not head.startswith(MAGIC):
             raise SnapshotError("it is no snapshot of kvlb")
-        if head != _HEAD:
+        if head != BEGINNING:
             version = int.from_bytes(head[len(MAGIC) :], "little")
             raise SnapshotError(f"it is of format {version}, and this kvlb reads format {VERSION}")
         self._has_begun = True
 
-    def _restore(self, frame: _Frame) -> None:
-        if isinstance(frame, _Head):
+    def _restore(self, frame: Frame) -> None:
+        if isinstance(frame, Head):
             if frame.created < self._oldest:
                 raise SnapshotError(f"it is {self._oldest - frame.created:.0f} s older than snapshots may be")
+            if not frame.created <= self._newest:
+                raise SnapshotError(f"it was made at {frame.created:g}, which has not come yet; compare the clocks")
             self._head = frame
         elif self._head is None:
             raise SnapshotError("it is damaged: its head is missing")
         else:
             match frame:
-                case _Owner():
+                case Owner():
                     self._owners[frame.number] = self._own(frame.image)
-                case _Names():
+                case Names():
                     self._name(frame)
-                case _Table():
+                case Table():
                     self._open(frame)
-                case _Keys():
+                case Keys():
                     self._store(frame)
-                case _Copies():
+                case Copies():
                     self._copy(frame)
 
     def _own(self, image: ReplicaImage) -> Restored | None:
         if not self._is_wanted(image.replica):
             return None
+        check(image)
         self._index.add(image.replica)
         return Restored(image, LearnedBlocks())
 
-    def _name(self, frame: _Names) -> None:
+    def _name(self, frame: Names) -> None:
         owner = self._owners[frame.owner]
         if owner is None:
             return
@@ -331,30 +295,24 @@ class Restoration:
                 if count:
                     table.restore(replica, frame.group, (), {key: count})
 
-    def _open(self, frame: _Table) -> None:
+    def _open(self, frame: Table) -> None:
         self._table = self._index.tier(frame.tier)
-        self._bits = {}
+        bits: dict[int, int] = {}
         for number, bit, let_go in frame.bits:
             owner = self._owners[number]
             if owner is not None and self._table is not None:
-                self._bits[bit] = owner.image.replica
+                bits[bit] = self._table.bit(owner.image.replica)
                 self._table.restore_let_go(owner.image.replica, let_go)
+        self._bits = _Bits(bits)
 
-    def _store(self, frame: _Keys) -> None:
+    def _store(self, frame: Keys) -> None:
         if self._table is None:
             return
         keys = _words(frame.keys)
         which = unpack_small(frame.which, len(keys))
-        by_set: list[list[int]] = [[] for _ in frame.sets]
-        for key, at in zip(keys, which, strict=True):
-            by_set[at].append(key)
-        for held, some in zip(frame.sets, by_set, strict=True):
-            bits = int.from_bytes(held, "little")
-            for bit, replica in self._bits.items():
-                if bits >> bit & 1:
-                    self._table.store(replica, frame.group, some)
+        self._table.restore_sets(frame.group, keys, which, [self._bits.translated(held) for held in frame.sets])
 
-    def _copy(self, frame: _Copies) -> None:
+    def _copy(self, frame: Copies) -> None:
         owner = self._owners[frame.owner]
         if owner is not None and self._table is not None:
             keys = _words(frame.keys)
@@ -372,3 +330,23 @@ def _words(data: bytes) -> "array[int]":
     if len(keys) > MAX_KEYS:
         raise SnapshotError(f"{len(keys)} keys in one frame")
     return keys
+
+
+class _Bits(dict[int, int]):
+    """A snapshot's bit sets as the table's own, a byte at a time: each byte's meaning is worked out once."""
+
+    def __init__(self, bits: Mapping[int, int]) -> None:
+        super().__init__()
+        self._own = bits
+
+    def __missing__(self, byte: int) -> int:
+        at, value = byte >> 8 << 3, byte & 0xFF
+        meaning = self[byte] = sum(self._own.get(at + bit, 0) for bit in range(8) if value >> bit & 1)
+        return meaning
+
+    def translated(self, held: bytes) -> int:
+        """The table's bit set."""
+        bits = 0
+        for at, value in enumerate(held):
+            bits |= self[at << 8 | value]
+        return bits

@@ -18,6 +18,7 @@ from typing import Final
 from indexer.bound import Bound
 from indexer.places import Keys, Piece, ReplicaId, SlotImage, TierImage
 from indexer.slices import at_once
+from indexer.tallies import tally
 
 SWEEP_AT_ONCE: Final = 20_000
 """Keys looked at within one call: about 2 ms of Python on a 2026 server core, so that no request waits longer."""
@@ -195,6 +196,38 @@ class TierIndex:
                 known[key] = known.get(key, 0) + extra
                 slot.extra += extra
         self._tidy(slot, group)
+
+    def restore_sets(self, group: int, keys: Sequence[int], which: Sequence[int], sets: Sequence[int]) -> None:
+        """Each key is held by all of its bit set, the one of this number among ``sets``; no further copy of those who held it.
+
+        Costs keys and holders, and not their product: a block of a prompt that all share is held by a whole fleet.
+        """
+        holders = self.groups.get(group)
+        if holders is None:
+            if len(self.groups) >= MAX_GROUPS:
+                return
+            holders = self.groups[group] = {}
+        get, before = holders.get, len(holders)
+        own = [self._shared.setdefault(bits, bits) for bits in sets]
+        news = [0] * len(own)
+        grown: list[int] = []
+        for key, at in zip(keys, which, strict=True):
+            bits, held = own[at], get(key, 0)
+            if not held:
+                if bits:
+                    holders[key] = bits
+                    news[at] += 1
+            elif more := bits & ~held:
+                self._set_holders(holders, key, held | more)
+                grown.append(more)
+        planes = tally(zip([*own, *grown], [*news, *([1] * len(grown))], strict=True))
+        for slot in self._slots.values():
+            slot.blocks += sum(1 << at for at, plane in enumerate(planes) if plane & slot.bit)
+        if not holders:
+            del self.groups[group]
+        self._bound.room -= len(holders) - before
+        if self._bound.room < 0:
+            self._bound.look()
 
     def restore_let_go(self, replica: ReplicaId, blocks: int) -> None:
         """So many of the replica's blocks had been let go before what is restored was exported."""

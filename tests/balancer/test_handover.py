@@ -14,7 +14,7 @@ from indexer.events import EMPTY, BlockRemoved, BlockStored
 from indexer.index import ReplicaId, Tier
 from indexer.recognition import KeyState
 from indexer.slices import at_once
-from indexer.snapshot import write
+from indexer.snapshot import Image, write
 from indexer.stream import Apply, Forget, Lost, Position, Standing
 from indexer.wire import Batch
 from tests.support.handovers import TOKENS, URLS, A, B, fed, member, router, taken_over
@@ -198,3 +198,14 @@ def test_what_is_no_longer_held_is_swept_out_before_a_copy_is_made() -> None:
     )
     assert (before, after) == (True, False)
     assert sum(len(piece.keys) for pieces in image.tiers[Tier()].groups.values() for piece in pieces) == 2
+
+
+def test_ranks_that_no_engine_has_are_passed_over() -> None:
+    handover = Handover(router(), URLS)
+    [known] = at_once(Handover(fed(member(A)), URLS).take(now=5.0)).replicas
+    ranks = ["#0", "#1023", "#1024", "#01", "#-1", "#x", ""]
+    images = [msgspec.structs.replace(known, replica=ReplicaId(A + rank)) for rank in ranks]
+    restoration = handover.restoration(oldest=0)
+    for piece in write(Image(5.0, images, {}, {})):
+        restoration.feed(piece)
+    assert [each.image.replica for each in restoration.finish()] == [f"{A}#0", f"{A}#1023", A]

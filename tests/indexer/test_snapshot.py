@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hashing.own import LearnedKeys
-from indexer import snapshot
 from indexer.errors import SnapshotError
 from indexer.events import NIL, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from indexer.groups import GroupsImage
@@ -20,7 +19,7 @@ from indexer.index import CacheIndex, ReplicaId, Tier
 from indexer.learned import NamesImage
 from indexer.recognition import KeyState, Recognition, RecognitionImage
 from indexer.slices import at_once
-from indexer.snapshot import Image, ReplicaImage, Restoration, write
+from indexer.snapshot import MAGIC, Image, ReplicaImage, Restoration, write
 from indexer.stream import Position
 from tests.support.routing import RANDOM, RECIPE, told
 
@@ -317,7 +316,7 @@ def test_bytes_taken_out_or_put_in_are_refused(one: int, other: int, between: by
         (b"<html><body>404</body></html>", "no snapshot of kvlb"),
         (WHOLE[:-1], "its end is missing"),
         (WHOLE + b"\0" * 4, "something follows its end"),
-        (snapshot.MAGIC + b"\2\0" + WHOLE[10:], "it is of format 2, and this kvlb reads format 1"),
+        (MAGIC + b"\2\0" + WHOLE[10:], "it is of format 2, and this kvlb reads format 1"),
         (WHOLE[:10] + b"\xff" * 4, "impossible length"),
     ],
 )
@@ -338,3 +337,45 @@ def test_it_says_when_it_was_made() -> None:
     restoration = Restoration(CacheIndex(), lambda _: False, oldest=CREATED)
     restoration.feed(WHOLE)
     assert (restoration.created, restoration.finish(), restoration.size) == (CREATED, [], len(WHOLE))
+
+
+@pytest.mark.parametrize("created", [CREATED + 61, 1e300, float("inf"), float("nan")])
+def test_one_from_the_future_is_refused(created: float) -> None:
+    restoration = Restoration(CacheIndex(), lambda _: True, oldest=CREATED - 60, newest=CREATED + 60)
+    with pytest.raises(SnapshotError, match="has not come yet"):
+        restoration.feed(b"".join(write(Image(created, [], {}, {}))))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"position": Position(0, 1)},
+        {"position": Position(-7, 1)},
+        {"position": Position(5, None)},
+        {"position": Position(2**64 - 1, 1)},
+        {"position": Position(5, 1, -1)},
+        {"recognition": RecognitionImage("", learned=LearnedKeys(0))},
+        {"recognition": RecognitionImage("", learned=LearnedKeys(-1))},
+        {"recognition": RecognitionImage("", learned=LearnedKeys(4), unplaced=-1)},
+        {"recognition": RecognitionImage("", RECIPE, groups=GroupsImage((GroupSpec(0, "mamba", -4),)))},
+    ],
+)
+def test_values_that_no_kvlb_writes_are_refused(changes: dict[str, Any]) -> None:
+    part = msgspec.structs.replace(about(A), **changes)
+    with pytest.raises(SnapshotError, match="it is damaged"):
+        restored(write(Image(CREATED, [part], {}, {})))
+
+
+def test_a_negative_number_of_blocks_let_go_is_refused() -> None:
+    known = image(filled({A: [1]}), about(A))
+    slot = known.tiers[Tier()].replicas[A]
+    known.tiers[Tier()].replicas[A] = msgspec.structs.replace(slot, let_go=-5)
+    with pytest.raises(SnapshotError, match="it is damaged"):
+        restored(write(known))
+
+
+def test_what_a_snapshot_tells_twice_is_no_copy() -> None:
+    table = at_once(filled({A: [1, 2], B: [2]}).gpu.export())
+    twice = msgspec.structs.replace(table, groups={0: deque([*table.groups[0], *table.groups[0]])})
+    again, _ = restored(write(Image(CREATED, [about(A), about(B)], {}, {Tier(): twice})))
+    assert held(again) == {(A, Tier(), 0): Counter([1, 2]), (B, Tier(), 0): Counter([2])}
