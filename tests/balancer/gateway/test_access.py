@@ -1,5 +1,6 @@
 """``gateway/access.py``: whoever has no key reaches nothing, and whoever has one reaches what is his."""
 
+import asyncio
 import json
 import logging
 import ssl
@@ -17,7 +18,7 @@ from balancer.settings import Settings, convert
 from balancer.tenants import ANYBODY, Caller
 from tests.support.certificates import Authority, needs_openssl
 from tests.support.gateways import Gateway, gateway, get, post, split
-from tests.support.upstream import Upstream, upstream
+from tests.support.upstream import OK, Received, Upstream, upstream
 from tests.support.waiting import eventually, run
 
 A, B, OPS = "sk-aaaaaaaaaaaaaaaa", "sk-bbbbbbbbbbbbbbbb", "sk-cccccccccccccccc"
@@ -258,6 +259,31 @@ def test_a_key_reaches_its_models_and_an_admin_the_state_of_the_fleet(tmp_path: 
                 assert (told, error["code"]) == (403, "not_allowed")
             for path in ("/metrics", "/kvlb/status", "/debug/decisions"):
                 assert status(await front.exchange(get(path, "GET", authorized(OPS)))) == 200
+
+    run(check())
+
+
+def test_each_key_has_its_own_limits_and_a_request_its_tenant(tmp_path: Path) -> None:
+    may_go_on = asyncio.Event()
+
+    async def slowly(request: Received) -> None:
+        await may_go_on.wait()
+        request.answer(OK)
+
+    async def check() -> None:
+        auth = {"keys_file": file_of_keys(tmp_path, KEYS.replace('models = ["m"]', "concurrent_requests = 1"))}
+        async with upstream() as replica, gateway([replica.url], auth=auth) as front:
+            replica.answer = slowly
+            first = asyncio.ensure_future(front.exchange(post(COMPLETIONS, BODY, authorized(A))))
+            await eventually(lambda: replica.received)
+            refusal = split(await front.exchange(post(COMPLETIONS, BODY, authorized(A))))
+            assert " 429 " in refusal[0]
+            assert "a-" in json.loads(refusal[2])["error"]["message"]
+            second = asyncio.ensure_future(front.exchange(post(COMPLETIONS, BODY, authorized(OPS))))
+            await eventually(lambda: len(replica.received) == 2)
+            may_go_on.set()
+            assert [status(await each) for each in (first, second)] == [200, 200]
+            assert status(await front.exchange(post(COMPLETIONS, BODY, authorized(A)))) == 200
 
     run(check())
 
