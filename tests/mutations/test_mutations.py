@@ -97,8 +97,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "replays are applied in the order in which they come": Fault(
         "indexer/stream.py",
-        "            self.pending[sequence] = batch\n            self._replay_was_fruitful = True\n",
-        "            self.pending[self.next_sequence] = batch\n            self._replay_was_fruitful = True\n",
+        "            self.pending[sequence] = batch\n            self._replay_was_fruitful = self._has_replayed = True\n",
+        "            self.pending[self.next_sequence] = batch\n            self._replay_was_fruitful = self._has_replayed = True\n",
     ),
     "an end marker proves that all is there": Fault(
         "indexer/stream.py",
