@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from balancer.commands import Command
 from balancer.errors import BalancerError, ConfigError
+from balancer.words import printable
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 """Errors of writing that are the user's to mend."""
@@ -98,10 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # while an error can still be told
         return code
     except ConfigError as error:
-        print(f"kvlb: {error}", file=sys.stderr)
+        print(f"kvlb: {printable(str(error))}", file=sys.stderr)
         return usage_code
     except BalancerError as error:
-        print(f"kvlb: {error}", file=sys.stderr)
+        print(f"kvlb: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has left (`| head`): nobody is there to be told

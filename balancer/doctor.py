@@ -25,7 +25,7 @@ from balancer.service import RouterService
 from balancer.settings import Settings, TokenizerSettings, UpstreamSettings
 from balancer.survey import survey
 from balancer.tokens import Tokenizer
-from balancer.upstream import open_session
+from balancer.upstream import open_session, whole
 
 TRACES: Final = frozenset({"log", "snapshot"})
 """Sections of the settings by which a service would leave something behind, or begin with what it was left."""
@@ -158,7 +158,7 @@ async def _probe_one(session: aiohttp.ClientSession, cache: Cache, api_key: str 
                     f"{cache.endpoint}/v1/completions", data=msgspec.json.encode(body), headers=headers
                 ) as response,
             ):
-                answer = await response.read()
+                answer = await whole(response)
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
         if response.status != 200:

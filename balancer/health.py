@@ -23,6 +23,7 @@ from balancer.fleet import Status
 from balancer.http.reasons import reason
 from balancer.pulse import Pulse, read_pulse
 from balancer.settings import HealthSettings, ReplicaSettings
+from balancer.upstream import whole
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ class Watcher:
             told = skew(response.headers.get("Date"), time.time())
             self.clock_skew = self.clock_skew if told is None else told
             if response.status == 200:
-                return await response.read()
+                return await whole(response)
             if required:
                 raise _Refused(path, response.status, has_key="Authorization" in self._headers)
             return b""

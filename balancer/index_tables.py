@@ -12,7 +12,7 @@ import msgspec
 from balancer.caches import Caches
 from balancer.core import PrefixHashes, Replica
 from balancer.errors import BadRequest
-from balancer.json_bodies import decode
+from balancer.json_bodies import as_text, decode
 from balancer.lookup import match, tiers_in_order
 from balancer.prefixes import GivenKeys
 from hashing.extras import Lora
@@ -39,11 +39,11 @@ class IndexQuery(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     model_name: str | None = None
     """The same, as peers call it."""
-    tenant_id: str | None = None
+    tenant_id: str | int | None = None
     token_ids: list[int] | None = None
     block_hashes: list[int] | None = None
     lora_name: str | None = None
-    cache_salt: str | None = None
+    cache_salt: str | int | None = None
 
 
 _query = msgspec.json.Decoder(IndexQuery)
@@ -74,7 +74,7 @@ def answer_query(
     """For each replica, how many leading tokens of the prompt it holds: with its GPU alone, then with each further tier."""
     asked = list(replicas)
     if query.token_ids is not None:
-        prefix: PrefixHashes = hashes([query.token_ids], query.cache_salt)
+        prefix: PrefixHashes = hashes([query.token_ids], as_text(query.cache_salt))
     else:
         prefix = GivenKeys([key & KEY_MASK for key in query.block_hashes or ()])
         asked = [each for each in replicas if not _is_learned(caches, each.id)]

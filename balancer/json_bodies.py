@@ -27,6 +27,11 @@ def decode(decoder: "msgspec.json.Decoder[T]", body: bytes, document: str) -> T:
         raise BadRequest(f"the body is not JSON: {error}; {document} has examples") from error
 
 
+def as_text(given: str | int | None) -> str | None:
+    """A name that some clients write as a number; None for an empty one."""
+    return None if given in {None, ""} else str(given)
+
+
 def cut_list(body: bytes, field: bytes) -> tuple[bytes, bytes] | None:
     """The text of a long list of numbers, and the body with ``null`` in its place; None where that cannot be done.
 

@@ -21,11 +21,17 @@ from balancer.errors import ConfigError
 from balancer.limits import LimitSettings
 from balancer.security import AuthSettings, CorsSettings, TenantSettings, TlsSettings
 from balancer.wishes import ClientSettings
+from balancer.words import printable
 from hashing.recipes import Algorithm
 from indexer.index import MAX_BLOCKS
 
 MAX_BODY_BYTES: Final = 1024**3
 """A body is held in memory until its answer has begun."""
+
+MAX_SOCKET_NAME: Final = 108
+"""Longest name of a Unix socket in bytes, with the zero at its end (Linux, ``sun_path``)."""
+
+_DEFAULT_PORTS: Final = {"http://": ":80", "https://": ":443"}
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -211,10 +217,19 @@ def convert(tree: dict[str, Any]) -> Settings:
         settings = msgspec.convert(tree, Settings)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error))) from error
-    roots = [msgspec.structs.replace(replica, url=replica.url.rstrip("/")) for replica in settings.replicas]
+    roots = [msgspec.structs.replace(replica, url=_root(replica.url)) for replica in settings.replicas]
     settings = msgspec.structs.replace(settings, replicas=tuple(roots))
     _check(settings)
     return settings
+
+
+def _root(url: str) -> str:
+    """One spelling for each server: a scheme, a host's name and the scheme's own port make no difference."""
+    root = url.rstrip("/").lower()
+    for scheme, port in _DEFAULT_PORTS.items():
+        if root.startswith(scheme):
+            return root.removesuffix(port)
+    return root
 
 
 def _explain(message: str) -> str:
@@ -339,12 +354,12 @@ def check_url(path: str, url: str) -> None:
 
 def check_endpoint(path: str, endpoint: str) -> None:
     """Raise ``ConfigError`` unless this is a ZMQ address that can be connected to."""
-    match = re.fullmatch(r"tcp://(.+):(\d+)", endpoint)
-    if endpoint.startswith("ipc://") and len(endpoint) > len("ipc://"):
-        return
-    if match is None or not 0 < int(match[2]) < 65536 or match[1] == "*":
+    match = re.fullmatch(r"tcp://[0-9A-Za-z\[:][\w.:;%\[\]-]*:(\d{1,5})", endpoint, re.ASCII)
+    name = endpoint.removeprefix("ipc://")
+    is_socket = name != endpoint and name.isprintable() and name != "*" and 0 < len(name.encode()) < MAX_SOCKET_NAME
+    if not is_socket and (match is None or not 0 < int(match[1]) < 65536):
         raise ConfigError(
-            f"{path}: '{endpoint}' cannot be connected to; give the engine's own host and port, like tcp://10.0.0.1:5557"
+            f"{path}: '{printable(endpoint)}' cannot be connected to; give the engine's own host and port, like tcp://10.0.0.1:5557"
         )
 
 

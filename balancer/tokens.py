@@ -19,7 +19,7 @@ from balancer.core import Prompt
 from balancer.media import read_features
 from balancer.openai import Inbound, Kind
 from balancer.settings import TokenizerSettings
-from balancer.upstream import payload
+from balancer.upstream import payload, whole
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class Tokenizer:
 
     async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
         async with self._session.post(url, data=payload(body), headers=headers) as response:
-            return response.status, await response.read()
+            return response.status, await whole(response)
 
     async def both_ways(
         self, endpoint: str, path: str, inbound: Inbound, body: bytes, headers: Mapping[str, str]

@@ -9,6 +9,8 @@ from typing import Final
 
 import msgspec
 
+from balancer.words import printable
+
 SHOWN: Final = 3
 """Subjects that a line names where all is well; the rest is counted."""
 
@@ -50,7 +52,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         named = ", ".join(self.subjects[:shown])
         more = f" and {len(self.subjects) - shown} more" if len(self.subjects) > shown else ""
         remedy = f"; {self.remedy}" if self.remedy else ""
-        return f"{self.verdict:<8}  {self.check:<9}  {named}{more}: {self.told}{remedy}"
+        return printable(f"{self.verdict:<8}  {self.check:<9}  {named}{more}: {self.told}{remedy}")
 
 
 def ok(subject: str, told: str) -> Finding:

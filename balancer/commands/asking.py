@@ -15,6 +15,7 @@ import msgspec
 from balancer.errors import BalancerError, ConfigError, Unreachable
 from balancer.http.reasons import reason
 from balancer.settings import check_url
+from balancer.upstream import whole
 
 DEFAULT_GATEWAY: Final = "http://127.0.0.1:8080"
 TIMEOUT_SECONDS: Final = 30.0
@@ -47,7 +48,7 @@ async def ask(
     """
     gateway = gateway.rstrip("/")
     check_url("--gateway", gateway)
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
     if api_key is not None:
         headers["Authorization"] = f"Bearer {api_key}"
     try:
@@ -55,9 +56,11 @@ async def ask(
             asyncio.timeout(TIMEOUT_SECONDS),
             session.request("GET" if body is None else "POST", gateway + path, data=body, headers=headers) as response,
         ):
-            answer = await response.read()
+            answer = await whole(response)
     except TimeoutError:
         raise Unreachable(f"{gateway} has not answered within {TIMEOUT_SECONDS:g} s") from None
+    except aiohttp.ClientPayloadError as error:
+        raise Unreachable(f"{gateway} is no kvlb: {reason(error)}") from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
         where = f"{gateway} (the default)" if gateway == DEFAULT_GATEWAY else gateway
         raise Unreachable(

@@ -22,6 +22,7 @@ from balancer.commands.loop import run_loop
 from balancer.doctor import diagnose, looking_at
 from balancer.errors import ConfigError
 from balancer.settings import Settings
+from balancer.words import printable
 
 EXIT_CODES: Final = {Verdict.SKIPPED: 0, Verdict.OK: 0, Verdict.DEGRADED: 1, Verdict.BROKEN: 2}
 USAGE: Final = 3
@@ -98,7 +99,7 @@ async def _find_out(args: argparse.Namespace) -> Facts:
 
 
 def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def _settings(args: argparse.Namespace) -> Settings:

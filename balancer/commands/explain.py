@@ -22,7 +22,7 @@ from balancer.core import Knowledge
 from balancer.decisions import MAX_ID
 from balancer.errors import ConfigError
 from balancer.explain import Explanation, Seen
-from balancer.words import counted
+from balancer.words import counted, printable
 
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
@@ -179,7 +179,7 @@ def written(told: Explanation) -> str:
     lines += [f"not asked: {each.replica} ({each.status}; {_tiers(each.tiers)} by events)" for each in told.not_asked]
     if told.outcome is not None:
         lines.append(_outcome(told))
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 _HEAD: Final = ("", "replica", "cached", "queued", "in flight", "cost", "knowledge", "by events")

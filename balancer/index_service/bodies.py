@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from balancer.errors import BadRequest, ConfigError
-from balancer.json_bodies import cut_list, decode
+from balancer.json_bodies import as_text, cut_list, decode
 from balancer.settings import check_endpoint
 from hashing.errors import RecipeError
 from hashing.recipes import Algorithm, Recipe
@@ -227,7 +227,7 @@ def _query(decoder: "msgspec.json.Decoder[Any]", body: bytes, field: str) -> Que
 
 
 def _asked(read: Any, text: bytes, body: bytes) -> Query:
-    return Query(read.scope(), text, read.lora_name or None, _salt(read.cache_salt), _unknown(body, type(read)))
+    return Query(read.scope(), text, read.lora_name or None, as_text(read.cache_salt), _unknown(body, type(read)))
 
 
 def _check_name(field: str, name: str) -> None:
@@ -255,10 +255,6 @@ def _block_size(given: int | None) -> int | None:
             param="block_size",
         )
     return given or None
-
-
-def _salt(given: str | int | None) -> str | None:
-    return None if given in {None, ""} else str(given)
 
 
 def _recipe(read: _Registration) -> Recipe | None:

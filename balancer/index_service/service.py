@@ -20,6 +20,7 @@ from balancer.index_service.answers import Scores
 from balancer.index_service.bodies import DEFAULT_TENANT, Query, Registration, Scope, Unregistration
 from balancer.index_service.workers import Workers
 from balancer.index_tables import IndexQuery, answer_query, answer_replicas, dump
+from balancer.json_bodies import as_text
 from balancer.news import News
 from balancer.prefixes import LocalHashes, TextHashes
 from balancer.settings import Settings
@@ -141,7 +142,7 @@ class IndexService:
         """
         if not query.model:
             raise BadRequest("model: missing; name the model that the engines serve", param="model")
-        subscriptions = self.workers.subscriptions(Scope(query.model, query.tenant_id or DEFAULT_TENANT))
+        subscriptions = self.workers.subscriptions(Scope(query.model, as_text(query.tenant_id) or DEFAULT_TENANT))
         replicas = [replica for _, each in subscriptions for replica in each.replicas.values()]
         adapter = Lora(query.lora_name) if query.lora_name else None
         answer = answer_query(self.caches, replicas, query, self.hashes, lambda _: adapter, time.monotonic())

@@ -45,6 +45,7 @@ def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, st
         (["serve", "--port", "x"], "kvlb serve: argument --port: invalid int value: 'x'"),
         (["serve", "extra"], "kvlb serve: unknown argument extra (see kvlb serve --help)"),
         (["serve"], "kvlb: replicas: none given; name at least one with --replica http://HOST:PORT"),
+        (["serve", "--config", "\x1b[2Ja"], "kvlb: --config: cannot read '\\x1b[2Ja': "),
         (["serve", "--replica", "h:1"], "kvlb: replicas[0].url: 'h:1' is not an endpoint; give one like http://"),
         (["serve", "--config", "/no/such.toml"], "kvlb: --config: cannot read '/no/such.toml': "),
         (["serve", "--config", "/"], "kvlb: --config: cannot read '/': "),

@@ -49,7 +49,9 @@ def test_a_prompt_is_matched_by_tokens_and_by_the_engines_own_keys() -> None:
             "learned keys are not the engine's"
         )
     assert asked(made, [one, two], token_ids=[7, 7, 7, 7]) == {A: {"GPU": 0}, B: {"GPU": 0}}
-    assert asked(made, [one], token_ids=PROMPT, cache_salt="abc") == {A: {"GPU": 0}}
+    for salt in ("abc", 7):
+        assert asked(made, [one], token_ids=PROMPT, cache_salt=salt) == {A: {"GPU": 0}}
+    assert asked(made, [one], token_ids=PROMPT, cache_salt="") == {A: {"GPU": 40}}
 
 
 def test_what_is_expected_is_not_told() -> None:

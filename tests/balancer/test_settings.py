@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +41,77 @@ def test_a_file_fills_the_tree() -> None:
     assert loaded.server.port == 9000
     assert loaded.policy.settings == {"queue_weight": 2.0}
     assert [each.url for each in loaded.replicas] == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("http://localhost:9000", "HTTP://LOCALHOST:9000/"),
+        ("http://h", "http://H:80"),
+        ("https://h:443", "https://h"),
+        ("http://[FE80::1]:8000", "http://[fe80::1]:8000"),
+    ],
+)
+def test_two_spellings_of_one_server_are_one_server(one: str, other: str) -> None:
+    assert "is named twice" in fails({"replicas": [{"url": one}, {"url": other}]})
+
+
+def test_ports_that_differ_are_two_servers() -> None:
+    tree = {"replicas": [{"url": url} for url in ("http://h:80", "https://h:80", "https://h:443", "http://h:443")]}
+    assert [each.url for each in settings.convert(tree).replicas] == [
+        "http://h",
+        "https://h:80",
+        "https://h",
+        "http://h:443",
+    ]
+
+
+ENDPOINTS = (
+    "tcp://10.0.0.1:5557",
+    "tcp://a_b-c.d:1",
+    "tcp://[fe80::1%eth0]:65535",
+    "tcp://::1:1",
+    "ipc:///tmp/a b",
+    "ipc://@x",
+)
+NO_ENDPOINTS = (
+    *(
+        "tcp://a b:1",
+        "tcp://127.0.0.1:٣٣",
+        "tcp://ä:1",
+        "tcp://a\n:1",
+        "tcp://a:1\n",
+        "tcp://*:1",
+        "tcp://:0",
+        "tcp://h:65536",
+    ),
+    *(
+        "tcp://h",
+        "tcp://h:",
+        "tcp:///:1",
+        "ipc://",
+        "ipc://\0",
+        "ipc://*",
+        "ipc://a\nb",
+        "ipc://" + "ä" * 54,
+        "udp://h:1",
+        "/tmp/a",
+    ),
+)
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_an_address_that_zmq_takes_is_taken(endpoint: str) -> None:
+    settings.check_endpoint("x", endpoint)
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        socket.connect(endpoint)
+
+
+@pytest.mark.parametrize("endpoint", NO_ENDPOINTS)
+def test_an_address_that_cannot_be_connected_to_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match=r"^x: '.*' cannot be connected to; give the engine's own") as told:
+        settings.check_endpoint("x", endpoint)
+    assert str(told.value).isprintable()
 
 
 def test_an_empty_file_is_the_defaults() -> None:

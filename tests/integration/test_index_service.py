@@ -31,6 +31,10 @@ def test_it_says_where_it_listens_and_stops_when_it_is_asked_to() -> None:
             engine.register()
             index_query = client.post("/index/query", model_name=engine.model, token_ids=[1])
             assert index_query[0] == 200
+            tenant = {"model_name": engine.model, "tenant_id": 99}
+            assert client.post("/register", instance_id=1, endpoint=engine.publisher.events, **tenant)[0] == 201
+            for path in ("/query", "/index/query"):
+                assert client.post(path, token_ids=[1], **tenant)[0] == 200
             client.post("/unregister", model_name=engine.model, instance_id=engine.instance)
             time.sleep(0.3)  # for lines that must not come
         code, told = stopped(process, signal.SIGTERM)

@@ -24,3 +24,8 @@ def test_the_worst_is_the_verdict_and_what_was_skipped_says_nothing() -> None:
     findings = [skipped("a", "?"), ok("b", "on"), degraded("c", "slow", "mend it"), broken("d", "off", "mend it")]
     seen = [worst(gathered("x", findings[:count])) for count in range(5)]
     assert seen == [Verdict.OK, Verdict.OK, Verdict.OK, Verdict.DEGRADED, Verdict.BROKEN]
+
+
+def test_what_an_engine_says_is_one_line_without_orders_to_a_terminal() -> None:
+    (result,) = gathered("x", [broken("a", "it says '\x1b[2J\n'", "mend it")])
+    assert str(result) == "broken    x          a: it says '\\x1b[2J\\n'; mend it"

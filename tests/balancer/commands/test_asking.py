@@ -1,10 +1,12 @@
 """``commands/asking.py``: a gateway's own errors come in its words, and whoever is no gateway is told apart."""
 
+import asyncio
 import json
 
 import aiohttp
 import pytest
 
+from balancer import upstream as upstream_module
 from balancer.commands import asking
 from balancer.errors import BalancerError, ConfigError, Unreachable
 from tests.support.upstream import Received, Upstream, upstream
@@ -108,3 +110,21 @@ def test_where_no_gateway_is_its_address_and_the_remedies_are_told(monkeypatch: 
 def test_an_answer_of_another_shape_is_told() -> None:
     with pytest.raises(Unreachable, match="http://h answers what no kvlb of this version would"):
         asking.decoded(b"[]", asking._Answer, "http://h")
+
+
+def test_an_answer_without_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_module, "MAX_ANSWER", 1 << 20)
+
+    async def answer(request: Received) -> None:
+        request.begin_stream()
+        while not request.gone.is_set():
+            request.chunk(b"x" * 100_000)
+            await asyncio.sleep(0)
+
+    async def check() -> None:
+        async with upstream() as one:
+            one.answer = answer
+            with pytest.raises(Unreachable, match="is no kvlb: its answer is longer than 1 MiB"):
+                await asked(one)
+
+    run(check())

@@ -182,3 +182,10 @@ def test_a_policy_that_weighs_nothing_has_no_costs() -> None:
         ["*", "10.0.0.1:8000", "1,024", "0", "1", "-", "exact"],
         ["b", "0", "7", "0", "-", "partial"],
     ]
+
+
+def test_what_a_gateway_says_gives_no_orders_to_a_terminal() -> None:
+    shown = explain.written(told(model="m\x1b[2J", why="because\r\nof \x9b0m"))
+    assert "model m\\x1b[2J: " in shown
+    assert shown.splitlines() == [line for line in shown.split("\n") if line.isprintable()]
+    assert "because\\r\\nof \\x9b0m" in shown

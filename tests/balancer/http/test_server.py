@@ -207,6 +207,60 @@ def test_a_client_that_waits_for_leave_gets_it() -> None:
     with_server(check)
 
 
+def test_leave_is_given_when_the_request_has_its_turn() -> None:
+    go_on = asyncio.Event()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"first"
+        await go_on.wait()
+        yield b"second"
+
+    async def check(served: Front) -> None:
+        reader, writer = await asyncio.open_connection(*served.address)
+        writer.write(get("/pieces").replace(b"Connection: close\r\n", b""))
+        first = await reader.readuntil(b"first\r\n")
+        whole = post("/echo", b"body", "Expect: 100-continue")
+        writer.write(whole[: -len(b"body")])
+        await asyncio.sleep(0.02)
+        go_on.set()
+        answer = first + await reader.readuntil(b"0\r\n\r\n")
+        assert split(answer)[2] == b"firstsecond"
+        assert await reader.readline() == b"HTTP/1.1 100 Continue\r\n"
+        writer.write(b"body")
+        assert (await reader.read()).endswith(b"POST /echo? body")
+        writer.close()
+
+    with_server(check, {"/echo": {"POST": echo}, "/pieces": {"GET": lambda request: Response(pieces())}})
+
+
+def test_nobody_is_given_leave_to_send_what_is_too_large() -> None:
+    async def check(served: Front) -> None:
+        sent = post("/echo", b"", "Expect: 100-continue").replace(b"Content-Length: 0", b"Content-Length: 11")
+        assert (await served.exchange(sent)).startswith(b"HTTP/1.1 413 ")
+
+    with_server(check, max_body_bytes=10)
+
+
+def test_what_is_due_is_answered_before_what_cannot_be_read() -> None:
+    async def slow(request: Request) -> Response:
+        await asyncio.sleep(0.05)
+        return echo(request)
+
+    async def check(served: Front) -> None:
+        due, refused = bodies(await served.exchange(post("/slow", b"1", close=False) + b"garbage\r\n\r\n"))
+        assert due == b"POST /slow? 1"
+        assert b"not HTTP" in refused
+
+    with_server(check, {"/slow": {"POST": slow}})
+
+
+def test_an_address_in_front_of_the_path_is_passed_over() -> None:
+    async def check(served: Front) -> None:
+        assert split(await served.exchange(get("http://gateway/echo?a=1")))[2] == b"GET /echo?a=1 "
+
+    with_server(check)
+
+
 def test_an_upgrade_is_answered_as_the_plain_request_it_is() -> None:
     async def check(served: Front) -> None:
         sent = b"GET /echo HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
