@@ -118,7 +118,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     ``queued_tokens`` are uncached prompt tokens of requests sent there that have not answered yet; ``in_flight`` is the
     number of requests sent there that have not ended. ``last_lease`` grows with every request sent anywhere: the lower, the
     longer ago this replica was chosen; 0 is never. ``knowledge`` says what ``cached_tokens`` rests on: for a partial or blind
-    replica it is an estimate, from what is known and from what was sent there before.
+    replica it is an estimate, from what is known and from what was sent there before. ``share`` is how much of a full share of
+    work it may be given: less than 1 while it starts slowly, so that what it has to do weighs ``1 / share`` times as much.
     """
 
     replica: ReplicaId
@@ -128,6 +129,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     in_flight: int
     last_lease: int = 0
     knowledge: Knowledge = Knowledge.EXACT
+    share: float = 1.0
 
     @property
     def uncached_tokens(self) -> int:
@@ -164,6 +166,39 @@ class Outcome(StrEnum):
     ERROR = "error"  # the replica answered with an error of its own
     CANCELLED = "cancelled"  # the client went away
     UNREACHABLE = "unreachable"  # no byte of an answer came
+
+
+class Fault(StrEnum):
+    """What a replica did instead of answering."""
+
+    CONNECT = "connect"  # nobody took the connection
+    RESET = "reset"  # the connection ended before the head of an answer
+    ABORT = "abort"  # 200 and finish_reason "abort" with nothing computed: the engine drains or is paused (vLLM 0.32)
+    STATUS = "status"  # an error of its own
+    NO_ANSWER = "no_answer"  # nothing within the time for the first byte
+    BROKE_OFF = "broke_off"  # the answer ended in its middle
+    STALLED = "stalled"  # nothing for too long in the middle of an answer
+
+    @property
+    def is_of_endpoint(self) -> bool:
+        """Whether all ranks behind the endpoint have it."""
+        return self in {Fault.CONNECT, Fault.RESET, Fault.ABORT}
+
+    @property
+    def is_before_answer(self) -> bool:
+        """Whether the client can have had no byte yet."""
+        return self not in {Fault.BROKE_OFF, Fault.STALLED}
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """How one attempt at a replica failed.
+
+    ``status`` and ``retry_after`` (seconds) are those of an answer with an error; None where there was none.
+    """
+
+    fault: Fault
+    status: int | None = None
+    retry_after: float | None = None
 
 
 class Truth(msgspec.Struct, frozen=True):

@@ -22,8 +22,9 @@ from balancer.gateway.headers import RANK
 from balancer.health import UNASKED
 from balancer.http.reasons import reason
 from balancer.service import RouterService
-from balancer.settings import Settings, TokenizerSettings, UpstreamSettings
+from balancer.settings import Settings, TokenizerSettings
 from balancer.survey import survey
+from balancer.timeouts import TimeoutSettings
 from balancer.tokens import Tokenizer
 from balancer.upstream import open_session, whole
 
@@ -116,7 +117,7 @@ async def diagnose(ask: AskFacts, *, api_key: str | None, probe: bool, ports: bo
     ``ports`` says that the index is kept here: only then is it of use whether ports can be reached from here.
     """
     facts = await ask()
-    session = open_session(UpstreamSettings())
+    session = open_session(TimeoutSettings())
     try:
         if probe:
             reports = await _probe(session, facts, api_key)

@@ -20,6 +20,7 @@ asserts. Errors of libraries are translated into these at the edge, in one place
         |-- Conflict           409  the place is taken
         |-- RateLimited        429  this key or tenant has had its share (with Retry-After)
         |-- Saturated          429  every replica is busy, and nobody else may wait for one (with Retry-After)
+        |-- Contended          429  those that serve this ask for a rest (with Retry-After)
         |-- NoReplica          503  nothing can serve this now (with Retry-After)
         |-- UpstreamFailed     502  the replica broke off before its first byte, and no other one was left
         `-- UpstreamTimeout    504
@@ -148,6 +149,12 @@ class Saturated(RequestError):
     status = 429
     type = "rate_limit_error"
     code = "saturated"
+
+
+class Contended(RequestError):
+    status = 429
+    type = "rate_limit_error"
+    code = "capacity_contended"
 
 
 class NoReplica(RequestError):

@@ -32,6 +32,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     ``cost`` is what the policy weighs, the lower the better; None for a policy that weighs nothing. ``knowledge`` says how much
     was known of the cache, ``reason`` why not more; None where nobody had looked. ``tiers`` has the prompt's tokens that
     each tier holds, by events alone; ``cached_tokens`` also counts what is still expected. The last token is never counted.
+    ``share`` is there while the replica starts slowly.
     """
 
     replica: ReplicaId
@@ -42,6 +43,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     knowledge: Knowledge
     reason: str | None = None
     tiers: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    share: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class NotAsked(msgspec.Struct, frozen=True):
@@ -93,6 +95,7 @@ def seen(
             knowledge=each.knowledge,
             reason=view.reason if (view := views.get(each.replica)) and view.state is each.knowledge else None,
             tiers=msgspec.UNSET if tiers is None else tiers.get(each.replica, {}),
+            share=each.share if each.share < 1 else msgspec.UNSET,
         )
         for at, each in enumerate(candidates)
     ]
@@ -104,7 +107,7 @@ def why(decision: Decision, costs: Sequence[float] | None) -> str:
     candidates = decision.candidates
     if len(candidates) == 1:
         return "it is the only candidate"
-    if len({(each.cached_tokens, each.queued_tokens, each.in_flight) for each in candidates}) == 1:
+    if len({(each.cached_tokens, each.queued_tokens, each.in_flight, each.share) for each in candidates}) == 1:
         return NO_SIGNAL
     if costs is None:
         return f"{decision.policy} weighs no costs; it has a rule of its own"

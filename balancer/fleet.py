@@ -1,10 +1,11 @@
 """The replicas there are, whether each can be used, and what has been sent to it.
 
-Knows replicas, their status and the work they owe. Never knows prompts, caches or how a status was found out. Between calls:
-``in_flight`` and ``queued_tokens`` of a replica are the sums over its open leases; nothing but a lease changes them, least of
-all a health check.
+Knows replicas, their status, the work they owe, and until when one wants a rest (seconds, the caller's clock). Never knows
+prompts, caches or how a status was found out. Between calls: ``in_flight`` and ``queued_tokens`` of a replica are the sums over
+its open leases; nothing but a lease changes them, least of all a health check.
 """
 
+import math
 from collections.abc import Iterator
 from enum import StrEnum
 
@@ -18,28 +19,44 @@ class Status(StrEnum):
     """Whether new requests may go to a replica."""
 
     READY = "ready"
+    DRAINING = "draining"  # ends what it has, and gets nothing new
+    EJECTED = "ejected"  # answers badly, and is left out while others can serve (``balancer.ejection``)
     ASLEEP = "asleep"  # answers, but computes nothing until it is woken up
     LOST = "lost"  # does not answer
 
 
-class LiveReplica:
-    """One replica's live state. Changes with leases and with its status."""
+class Drain(StrEnum):
+    """Why a replica drains."""
 
-    __slots__ = ("in_flight", "last_lease", "queued_tokens", "replica", "status")
+    ASKED = "asked"  # by an operator, until asked for the contrary
+    LEAVING = "leaving"  # it is no longer among those that were found; removed when it has nothing to do
+
+
+class LiveReplica:
+    """One replica's live state. Changes with leases and with news. ``health`` is what probes say."""
+
+    __slots__ = ("drain", "health", "in_flight", "last_lease", "queued_tokens", "replica", "rests_until")
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
-        self.status = Status.READY
+        self.health = Status.READY
+        self.drain: Drain | None = None
+        self.rests_until = -math.inf
         self.in_flight = 0
         self.queued_tokens = 0
         self.last_lease = 0
+
+    @property
+    def status(self) -> Status:
+        """What probes say, unless it drains."""
+        return self.health if self.drain is None else Status.DRAINING
 
     def __repr__(self) -> str:
         return f"<{self.replica.id} {self.status}, {self.in_flight} in flight, {self.queued_tokens} queued tokens>"
 
     def is_available(self) -> bool:
         """Whether a new request may be sent there."""
-        return self.status is Status.READY
+        return self.health is Status.READY and self.drain is None
 
 
 class _Lease(msgspec.Struct):
@@ -83,7 +100,17 @@ class Fleet:
     def set_status(self, replica: ReplicaId, status: Status) -> None:
         live = self._live.get(replica)
         if live is not None:
-            live.status = status
+            live.health = status
+
+    def drain(self, replica: ReplicaId, why: Drain | None) -> None:
+        """Nothing new is sent there; None ends that."""
+        live = self._live.get(replica)
+        if live is not None:
+            live.drain = why
+
+    def departed(self) -> list[ReplicaId]:
+        """Those that are leaving and have nothing left to do."""
+        return [live.replica.id for live in self if live.drain is Drain.LEAVING and not live.in_flight]
 
     def serving(self, model: str) -> list[LiveReplica]:
         """Every replica of this model, available or not."""

@@ -23,6 +23,7 @@ from balancer.fleet import Status
 from balancer.http.reasons import reason
 from balancer.pulse import Pulse, read_pulse
 from balancer.settings import HealthSettings, ReplicaSettings
+from balancer.signals import Sign, Signal
 from balancer.upstream import whole
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,8 @@ class Watcher:
         """The status with which it has refused to tell what it is, or None: it has told, or has not answered."""
         self.is_heard = False
         """Whether it has ever answered, if only with an error."""
+        self.signal = Signal.PROBE
+        """How that was noticed."""
         self._replica = replica
         self._settings = settings
         self._session = session
@@ -74,9 +77,14 @@ class Watcher:
         self._learn_at = 0.0  # on the loop's clock: when to ask a running engine again what it is
         self._was_reported = False
 
+    @property
+    def sign(self) -> Sign | None:
+        """The problem, and how it was noticed."""
+        return None if self.problem is None else Sign(self.signal, self.problem)
+
     def suspect(self) -> None:
         """A request found nobody there: out of use now, and probed at once."""
-        self._down("refused a request's connection")
+        self._down("refused a request's connection", Signal.CONNECTION)
         self._hurry.set()
 
     def refresh(self) -> None:
@@ -155,6 +163,7 @@ class Watcher:
         self._failures = 0
         self.refusal = None
         self.problem = "is asleep; wake it up (POST /wake_up)" if self._pulse.asleep else None
+        self.signal = Signal.PROBE
         self._was_reported = False
         if not self._is_up:
             self._is_up = True
@@ -169,8 +178,8 @@ class Watcher:
         if refused or not self._is_up or self._failures >= self._settings.failures:
             self._down(reason(error))
 
-    def _down(self, problem: str) -> None:
-        self.problem = problem
+    def _down(self, problem: str, signal: Signal = Signal.PROBE) -> None:
+        self.problem, self.signal = problem, signal
         if not self._was_reported:
             self._was_reported = True
             log.warning("%s: cannot be used: %s", self._replica.url, problem)

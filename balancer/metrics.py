@@ -116,6 +116,7 @@ class _RouterCollector(IndexCollector):
 
     def collect(self) -> Iterable[Metric]:
         yield from self._replicas()
+        yield from self._failures()
         yield from self._admission()
         yield from super().collect()
         yield from self._audit()
@@ -145,8 +146,34 @@ class _RouterCollector(IndexCollector):
             queued.add_metric(name, live.queued_tokens)
             silent.add_metric(name, self._service.silence.unheard(live.replica.id))
             for each in Status:
-                status.add_metric([*name, each], float(live.status is each))
+                status.add_metric([*name, each], float(self._service.router.status(live) is each))
         return [in_flight, queued, silent, status]
+
+    def _failures(self) -> Iterable[Metric]:
+        failures = CounterMetricFamily(
+            "kvlb_replica_failures",
+            "Attempts that failed at the replica: connect, reset, abort, status, no_answer, broke_off, stalled.",
+            labels=["replica", "fault"],
+        )
+        ejections = CounterMetricFamily(
+            "kvlb_replica_ejections",
+            "Times that the replica was left out: consecutive, share (of failures), trial (failed), stalled.",
+            labels=["replica", "cause"],
+        )
+        retries = CounterMetricFamily(
+            "kvlb_retries",
+            "Failed attempts by what followed: retry, or why not: final, attempts, nobody, budget, deadline.",
+            labels=["fault", "verdict"],
+        )
+        router, care = self._service.router, self._service.care
+        for family, counts in (
+            (failures, router.ejections.failures),
+            (ejections, router.ejections.counts),
+            (retries, care.retries.counts),
+        ):
+            for labels, count in counts.items():
+                family.add_metric(labels, count)
+        return [failures, ejections, retries]
 
     def _admission(self) -> Iterable[Metric]:
         waiting = GaugeMetricFamily(

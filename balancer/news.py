@@ -1,9 +1,10 @@
-"""What an operator is told of each cache: restarts, losses, and when more or less is known of it than before.
+"""What an operator is told of each replica: restarts, losses, ejections, and when more or less is known of its cache.
 
 Knows log lines and what has been told already. Never knows where the news come from.
 """
 
 import logging
+from collections.abc import Mapping
 from typing import Final
 
 from balancer.knowledge import Knowledge, View
@@ -21,6 +22,7 @@ class News:
 
     def __init__(self) -> None:
         self._told: dict[ReplicaId, Knowledge] = {}
+        self._ejected: dict[ReplicaId, str] = {}
 
     def step(self, replica: ReplicaId, step: Step) -> None:
         """A step of the replica's event stream."""
@@ -38,6 +40,15 @@ class News:
             self._told[replica] = view.state
             level = logging.INFO if view.state is Knowledge.EXACT else logging.WARNING
             log.log(level, "%s: its cache is known as %s: %s", replica, view.state, view.reason)
+
+    def ejections(self, ejected: Mapping[ReplicaId, str]) -> None:
+        """Those that are left out at this moment, with the reason; ask often."""
+        for replica in self._ejected.keys() - ejected.keys():
+            log.info("%s: is no longer left out", replica)
+        for replica, reason in ejected.items():
+            if self._ejected.get(replica) != reason:
+                log.warning("%s: is left out while others can serve: %s", replica, reason)
+        self._ejected = dict(ejected)
 
     def forget(self, replica: ReplicaId) -> None:
         """The replica is gone; should it come back, all is news again."""

@@ -5,6 +5,7 @@ through ``put``, ``set_status`` and ``caches.observe``, time as ``now`` (seconds
 Between calls: each open lease belongs to one replica, and is released exactly once.
 """
 
+import math
 from itertools import islice
 from typing import Final
 
@@ -12,16 +13,23 @@ import msgspec
 
 from balancer.admission import AdmissionSettings, Pool
 from balancer.caches import Caches, Sent
-from balancer.core import Candidate, Decision, Outcome, Replica, RouteRequest, Truth
-from balancer.errors import NoReplica, Saturated, UnknownModel
+from balancer.core import Candidate, Decision, Failure, Outcome, Replica, RouteRequest, Truth
+from balancer.ejection import Ejections, EjectionSettings
+from balancer.errors import Contended, NoReplica, Saturated, UnknownModel
 from balancer.fleet import Fleet, LiveReplica, Status
 from balancer.healing import SETTLE_SECONDS
 from balancer.matching import Holding
 from balancer.policies.base import Policy
+from balancer.slow_start import SlowStart, SlowStartSettings
 from balancer.words import counted
 from indexer.index import MAX_BLOCKS, ReplicaId
 
 NO_ADMISSION: Final = AdmissionSettings()
+DEFAULT_EJECTION: Final = EjectionSettings()
+DEFAULT_SLOW_START: Final = SlowStartSettings()
+
+MAX_REST: Final = 60.0
+"""Seconds; the longest time that a replica is spared because it has asked for it."""
 
 
 class Router:
@@ -34,12 +42,16 @@ class Router:
         max_blocks: int = MAX_BLOCKS,
         *,
         admission: AdmissionSettings = NO_ADMISSION,
+        ejection: EjectionSettings = DEFAULT_EJECTION,
+        slow_start: SlowStartSettings = DEFAULT_SLOW_START,
     ) -> None:
         self.policy = policy
         self.policy_name = policy_name
         self.caches = Caches(max_blocks)
         self.fleet = Fleet()
         self._admission = admission
+        self.ejections = Ejections(ejection)
+        self.slow_start = SlowStart(slow_start)
         self._open: dict[int, Sent] = {}
         self._settling: dict[int, float] = {}  # lease -> when its expectations end; in order of time
 
@@ -57,6 +69,7 @@ class Router:
         """The replica is gone: forget its cache, and drop events of it that are still on their way."""
         self.caches.remove(replica)
         self.fleet.remove(replica)
+        self.ejections.forget(replica)
 
     def set_status(self, replica: ReplicaId, status: Status) -> None:
         self.fleet.set_status(replica, status)
@@ -70,6 +83,7 @@ class Router:
             UnknownModel: no replica serves this model, not even one that is lost.
             NoReplica: none of those that do can take a request now.
             Saturated: each of them that can has as much to do as it may have.
+            Contended: each of them has asked not to be sent anything for a while.
         """
         decision, holding = self._decide(request, now, draw)
         live = self.fleet.get(decision.replica.id)
@@ -77,13 +91,14 @@ class Router:
         lease = self.fleet.acquire(live, decision.prompt_tokens - decision.cached_tokens)
         decision = msgspec.structs.replace(decision, lease=lease)
         self._open[lease] = self.caches.sent(decision, request, holding.missing)
+        self.ejections.sent(decision.replica.id, lease, now)
         return decision
 
     def consider(self, request: RouteRequest, now: float, draw: float) -> Decision:
         """What ``route`` would decide. It is no lease (its number is 0), and changes nothing.
 
         Raises:
-            UnknownModel, NoReplica, Saturated: as ``route``.
+            UnknownModel, NoReplica, Contended, Saturated: as ``route``.
         """
         return self._decide(request, now, draw)[0]
 
@@ -91,9 +106,9 @@ class Router:
         """The replicas that may be sent a request like this now; never none.
 
         Raises:
-            UnknownModel, NoReplica, Saturated: as ``route``.
+            UnknownModel, NoReplica, Contended, Saturated: as ``route``.
         """
-        available = self._available(request)
+        available = self._available(request, now)
         if not self._admission.is_on:
             return available
         room = [live for live in available if not self._is_saturated(live)]
@@ -107,18 +122,29 @@ class Router:
         """Whether any replica at all may be sent anything now."""
         return any(live.is_available() and not self._is_saturated(live) for live in self.fleet)
 
-    def started(self, lease: int) -> None:
+    def can_route(self, request: RouteRequest, now: float) -> bool:
+        """Whether ``route`` would find anybody."""
+        return any(
+            live.is_available() and live.rests_until <= now and live.replica.id not in request.excluded
+            for live in self.fleet.serving(request.model)
+        )
+
+    def started(self, lease: int, now: float) -> None:
         """The first output of the request has come: its prompt is computed."""
         self.fleet.started(lease)
+        if self.ejections and (sent := self._open.get(lease)) is not None:
+            self.ejections.began(sent.decision.replica.id, lease, now)
 
-    def release(self, lease: int, outcome: Outcome, now: float, truth: Truth | None = None) -> None:
-        """The request has ended; ``truth`` is what the engine said of it.
+    def release(
+        self, lease: int, outcome: Outcome, now: float, truth: Truth | None = None, failure: Failure | None = None
+    ) -> None:
+        """The request has ended; ``truth`` is what the engine said of it, ``failure`` what the replica did wrong.
 
         Raises:
             KeyError: the lease was released before, or never given.
         """
         sent = self._open.pop(lease)
-        self.fleet.release(lease)
+        self._judge(self.fleet.release(lease), lease, outcome, failure, now)
         if outcome is not Outcome.OK:
             self.caches.expect_no_more(lease)
             return
@@ -133,12 +159,35 @@ class Router:
             del self._settling[lease]
             self.caches.expect_no_more(lease)
         self.caches.tick(now)
+        self.slow_start.see(
+            [live.replica.id for live in self.fleet if live.is_available() and live.replica.id not in self.ejections],
+            now,
+        )
+
+    def status(self, live: LiveReplica) -> Status:
+        """The replica's status, its ejection included."""
+        return Status.EJECTED if live.is_available() and live.replica.id in self.ejections else live.status
 
     # How
+
+    def _judge(self, live: LiveReplica, lease: int, outcome: Outcome, failure: Failure | None, now: float) -> None:
+        """What the end of a request says of the replica."""
+        replica = live.replica.id
+        if self.fleet.get(replica) is not live:
+            return  # gone; another one may have its name
+        if failure is not None:
+            self.ejections.failed(replica, lease, failure, now)
+            if failure.retry_after is not None:
+                live.rests_until = max(live.rests_until, now + min(failure.retry_after, MAX_REST))
+        elif outcome is Outcome.OK:
+            self.ejections.succeeded(replica, lease, now)
+        else:
+            self.ejections.cancelled(replica, lease, now)
 
     def _decide(self, request: RouteRequest, now: float, draw: float) -> tuple[Decision, Holding]:
         serving = self.room(request, now)
         replicas = [live.replica for live in serving]
+        shares = self.slow_start.shares([replica.id for replica in replicas], now)
         caches, prompt_tokens = self.caches, request.prompt_tokens
         matches = caches.matcher.match(request, replicas)
         views = caches.views(now)
@@ -151,8 +200,9 @@ class Router:
                 in_flight=live.in_flight,
                 last_lease=live.last_lease,
                 knowledge=views[live.replica.id].state,
+                share=1.0 if shares is None else shares[at],
             )
-            for live in serving
+            for at, live in enumerate(serving)
         )
         chosen = self.policy.choose(candidates, draw)
         replica = next(each for each in replicas if each.id == chosen.replica)
@@ -177,7 +227,7 @@ class Router:
     def _is_saturated(self, live: LiveReplica) -> bool:
         return self._admission.saturates(live.in_flight, live.queued_tokens)
 
-    def _available(self, request: RouteRequest | Pool) -> list[LiveReplica]:
+    def _available(self, request: RouteRequest | Pool, now: float) -> list[LiveReplica]:
         serving = self.fleet.serving(request.model)
         if not len(self.fleet):
             raise NoReplica(
@@ -186,10 +236,19 @@ class Router:
         if not serving:
             served = ", ".join(self.fleet.models()) or "none yet"
             raise UnknownModel(f"the model '{request.model}' is not served here; served: {served}", param="model")
-        available = [live for live in serving if live.is_available() and live.replica.id not in request.excluded]
+        usable = [live for live in serving if live.is_available()]
+        available = [live for live in usable if live.replica.id not in request.excluded]
         if not available:
             raise NoReplica(
                 f"none of {counted(len(serving), 'replica')} of '{request.model}' can take a request now; try again",
                 retry_after=2,
             )
-        return available
+        rested = [live for live in available if live.rests_until <= now]
+        if not rested:
+            rest = min(live.rests_until for live in available) - now
+            raise Contended(
+                f"all replicas of '{request.model}' have more to do than they take on; try again later",
+                retry_after=math.ceil(rest),
+            )
+        withheld = self.ejections.withheld([live.replica.id for live in usable], now)
+        return [live for live in rested if live.replica.id not in withheld] or rested

@@ -17,13 +17,14 @@ from typing import Final
 import aiohttp
 
 from balancer.admission import ANYONE, Claim
-from balancer.core import Decision, Outcome, Prompt, RouteRequest, Truth
+from balancer.care import Care
+from balancer.core import Decision, Failure, Outcome, Prompt, RouteRequest, Truth
 from balancer.decision_file import DecisionFile
 from balancer.decisions import NOBODY, DecisionLog, Origin
 from balancer.errors import BadRequest, NoReplica, UnknownModel
 from balancer.facts import Described, EventSource, merge_listings
 from balancer.feed import EventFeed
-from balancer.fleet import Status
+from balancer.fleet import Drain, LiveReplica, Status
 from balancer.handover import Handover
 from balancer.hashes import PromptHashes
 from balancer.health import Watcher
@@ -33,7 +34,9 @@ from balancer.policies.base import make
 from balancer.pulse import Order, Pulse, Pulses
 from balancer.router import Router
 from balancer.settings import ReplicaSettings, Settings
+from balancer.signals import Sign
 from balancer.silence import SILENT_AFTER, Silence, likely_causes
+from balancer.stalls import Answer
 from balancer.tokens import Tokenizer
 from balancer.upstream import open_session
 from balancer.waiting import Waiting
@@ -63,7 +66,17 @@ class RouterService:
         self.settings = settings
         self._tls = tls
         policy = make(settings.policy.name, settings.policy.settings)
-        self.router = Router(policy, settings.policy.name, settings.index.max_blocks, admission=settings.admission)
+        self.router = Router(
+            policy,
+            settings.policy.name,
+            settings.index.max_blocks,
+            admission=settings.admission,
+            ejection=settings.ejection,
+            slow_start=settings.slow_start,
+        )
+        self.care = Care(self.router, settings)
+        self.is_draining = False
+        """Whether this process is about to end, and is to be sent nothing new."""
         self.waiting = Waiting(settings.admission, self.router, self._lease, self._give_back)
         self.limiter = Limiter(settings.limits)
         self.memory = ChainMemory(settings.hashing.memory_bytes, secret=secrets.randbits(64))
@@ -87,7 +100,7 @@ class RouterService:
         self._news = News()
 
     async def start(self) -> None:
-        self.session = open_session(self.settings.upstream, self._tls)
+        self.session = open_session(self.settings.timeouts, self._tls)
         self.tokenizer = Tokenizer(self.session, self.settings.tokenizer)
         self.feed = EventFeed(self._take)
         if self.settings.log.decisions is not None:
@@ -130,6 +143,10 @@ class RouterService:
             self.silence.sent(decision, request.prompt_lengths, recipe.block_size if recipe else UNKNOWN_BLOCK_SIZE)
         return decision
 
+    def can_route(self, request: RouteRequest) -> bool:
+        """Whether anybody could take the request now."""
+        return self.router.can_route(request, time.monotonic())
+
     def consider(self, request: RouteRequest) -> Decision:
         """What ``route`` would decide now; nothing is leased, nothing changes.
 
@@ -161,11 +178,18 @@ class RouterService:
 
     def started(self, lease: int) -> None:
         """The prompt has been computed. Told, and not waited for: it is called between two pieces of an answer."""
-        self.router.started(lease)
+        self.router.started(lease, time.monotonic())
         self.waiting.look()
 
-    async def release(self, lease: int, outcome: Outcome, truth: Truth | None = None) -> None:
-        self._give_back(lease, outcome, truth)
+    def follow(self, decision: Decision, answer: Answer) -> None:
+        """Look at this answer now and then while it is under way."""
+        self.care.stalls.sent(decision.lease, decision.replica.id, answer)
+
+    async def release(
+        self, lease: int, outcome: Outcome, truth: Truth | None = None, failure: Failure | None = None
+    ) -> None:
+        self._give_back(lease, outcome, truth, failure)
+        self.care.stalls.ended(lease, is_good=outcome is Outcome.OK)
         silent = self.silence.ended(lease, is_good=outcome is Outcome.OK, truth=truth)
         if silent is not None:
             self._break_silence(silent)
@@ -173,8 +197,14 @@ class RouterService:
         if ended is not None and self._decision_file is not None:
             self._decision_file.add(ended)
 
-    def _give_back(self, lease: int, outcome: Outcome = Outcome.CANCELLED, truth: Truth | None = None) -> None:
-        self.router.release(lease, outcome, time.monotonic(), truth)
+    def _give_back(
+        self,
+        lease: int,
+        outcome: Outcome = Outcome.CANCELLED,
+        truth: Truth | None = None,
+        failure: Failure | None = None,
+    ) -> None:
+        self.router.release(lease, outcome, time.monotonic(), truth, failure)
         self.waiting.answered(lease, truth)
         self.waiting.look()
 
@@ -234,6 +264,24 @@ class RouterService:
         """The state of every event subscription."""
         return self.feed.reader.status()
 
+    def signs(self, live: LiveReplica) -> list[Sign]:
+        """What is wrong with a replica, by all that has been noticed."""
+        watcher, replica = self.watchers.get(live.replica.endpoint), live.replica.id
+        return self.care.signs(live, None if watcher is None else watcher.sign, self.silence.unheard(replica))
+
+    def drain(self, name: str, why: Drain | None) -> list[ReplicaId]:
+        """Send nothing new to a replica, or to all of an endpoint (``name`` is its id or URL); None ends that.
+
+        Which ones these are; none when there is nobody of this name.
+        """
+        meant = [live for live in self.router.fleet if name in {live.replica.id, live.replica.endpoint}]
+        for live in meant:
+            if live.drain is not why:
+                log.info("%s: %s", live.replica.id, "takes requests again" if why is None else f"drains ({why})")
+            self.router.fleet.drain(live.replica.id, why)
+        self._changed.set()
+        return [live.replica.id for live in meant]
+
     def unreachable(self, endpoint: str) -> None:
         """A request found nobody at this endpoint: it is lost until a probe says otherwise."""
         watcher = self.watchers.get(endpoint)
@@ -259,13 +307,9 @@ class RouterService:
         """The engine behind the endpoint has told what it is, for the first time or after it was lost."""
         self.tokenizer.forget_endpoint(endpoint)
         wanted = {each.replica.id for each in described}
-        for live in list(self.router.fleet):
-            if live.replica.endpoint == endpoint and live.replica.id not in wanted:
-                self._publishers.pop(live.replica.id, None)
-                for told in (self._news, self._pulses, self.silence):
-                    told.forget(live.replica.id)
-                self.feed.reader.remove(live.replica.id)
-                self.router.remove(live.replica.id)
+        for live in self._behind(endpoint):
+            if live.replica.id not in wanted:
+                self._forget(live.replica.id)
         for each in described:
             is_new = self.router.fleet.get(each.replica.id) is None
             adapters = {adapter.name for adapter in each.replica.adapters}
@@ -280,6 +324,19 @@ class RouterService:
             self._follow(each.replica.id, each.source, resume)
         self.warm.described(endpoint)
         self.waiting.look()
+
+    def _behind(self, endpoint: str) -> list[LiveReplica]:
+        """The replicas behind one endpoint."""
+        return [live for live in self.router.fleet if live.replica.endpoint == endpoint]
+
+    def _forget(self, replica: ReplicaId) -> None:
+        """The replica is gone."""
+        self._publishers.pop(replica, None)
+        for told in (self._news, self._pulses, self.silence):
+            told.forget(replica)
+        self.care.stalls.unheard(replica)
+        self.feed.reader.remove(replica)
+        self.router.remove(replica)
 
     def _follow(self, replica: ReplicaId, source: EventSource | None, resume: Position | None) -> None:
         """Subscribe to what the replica publishes now; it may have moved with a restart."""
@@ -305,11 +362,10 @@ class RouterService:
     def _felt(self, endpoint: str, pulse: Pulse) -> None:
         """One look at the endpoint's metrics."""
         clears = self.router.caches.index.clears
-        for live in list(self.router.fleet):
+        for live in self._behind(endpoint):
             replica = live.replica
-            if replica.endpoint == endpoint:
-                order = self._pulses.look(replica.id, replica.rank, pulse, clears[replica.id])
-                self._obey(replica.id, order, "the engine was restarted")
+            order = self._pulses.look(replica.id, replica.rank, pulse, clears[replica.id])
+            self._obey(replica.id, order, "the engine was restarted")
 
     def _obey(self, replica: ReplicaId, order: Order | None, reason: str) -> None:
         match order:
@@ -338,8 +394,8 @@ class RouterService:
         self.feed.reader.restart(replica, reason)
 
     def _status(self, endpoint: str, status: Status) -> None:
-        for live in list(self.router.fleet):
-            if live.replica.endpoint == endpoint and live.status is not status:
+        for live in self._behind(endpoint):
+            if live.health is not status:
                 log.info("%s: %s", live.replica.id, status)
                 self.router.set_status(live.replica.id, status)
         self._changed.set()
@@ -354,9 +410,13 @@ class RouterService:
             self._news.step(replica, step)
         if isinstance(step, Apply):
             self.silence.heard(replica)
+            self.care.stalls.told(replica)
         elif isinstance(step, Forget):
             self._pulses.began(replica)
+            self.care.stalls.unheard(replica)
         is_gone = isinstance(step, Standing) and not step.is_connected
+        if is_gone:
+            self.care.stalls.unheard(replica)
         if (is_gone or isinstance(step, Forget)) and (live := self.router.fleet.get(replica)) is not None:
             self.broke_off(live.replica.endpoint)  # a restart, perhaps of another model, faster than the probes
         self.router.caches.observe(replica, [step])
@@ -368,6 +428,14 @@ class RouterService:
             self.waiting.look()
             self._obey_orders()
             self._tell_knowledge()
+            self._look_after()
+
+    def _look_after(self) -> None:
+        self.care.tick(time.monotonic())
+        self._news.ejections(self.care.ejected())
+        for replica in self.router.fleet.departed():
+            log.info("%s: has ended what it had, and is gone", replica)
+            self._forget(replica)
 
     def _obey_orders(self) -> None:
         orders, self.router.caches.orders = self.router.caches.orders, []

@@ -15,11 +15,16 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from balancer import admission, limits, security
+from balancer import admission, ejection, limits, retries, security, slow_start, timeouts
 from balancer.admission import AdmissionSettings
+from balancer.ejection import EjectionSettings
 from balancer.errors import ConfigError
 from balancer.limits import LimitSettings
+from balancer.openai import PATHS
+from balancer.retries import RetrySettings
 from balancer.security import AuthSettings, CorsSettings, TenantSettings, TlsSettings
+from balancer.slow_start import SlowStartSettings
+from balancer.timeouts import RouteTimeouts, TimeoutSettings
 from balancer.wishes import ClientSettings
 from balancer.words import printable
 from hashing.recipes import Algorithm
@@ -41,6 +46,10 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     port: int = 8080
     max_body_bytes: int = 64 * 1024 * 1024
     """Largest request body; 64 MiB holds a million tokens as JSON numbers and a few images."""
+    drain_grace_seconds: float = 5.0
+    """From SIGTERM on, for as long as requests still come although /ready says no; SIGINT does without."""
+    drain_timeout_seconds: float = 20.0
+    """For requests under way, after that."""
     expose_decisions: bool = False
     """Add x-kvlb-replica and x-kvlb-cached-tokens to every answer; only for clients that may know the fleet."""
 
@@ -87,13 +96,8 @@ class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Connections to the replicas, in seconds."""
+    """How kvlb speaks to the replicas."""
 
-    connect_timeout_seconds: float = 3.0
-    read_timeout_seconds: float = 600.0
-    """Silence after which an answer is given up. Queueing and the prefill of a long prompt lie before the first byte."""
-    attempts: int = 3
-    """Replicas tried for one request, as long as none has sent a byte."""
     api_key: str | None = None
     """Bearer token for kvlb's own questions to the replicas; clients' requests keep their own, but for keys of ``[auth]``."""
     ca_file: str | None = None
@@ -112,6 +116,8 @@ class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Probes in a row that must fail before a replica is lost; a refused connection counts at once."""
     relearn_seconds: float = 30.0
     """How often an engine that runs is asked again what it serves: adapters come and go without a restart."""
+    stall_seconds: float = 30.0
+    """Without a byte or an event while answers are under way, before a replica has stalled."""
 
 
 class HashingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -164,6 +170,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     tokenizer: TokenizerSettings = TokenizerSettings()
     upstream: UpstreamSettings = UpstreamSettings()
     health: HealthSettings = HealthSettings()
+    timeouts: TimeoutSettings = TimeoutSettings()
+    retries: RetrySettings = RetrySettings()
+    ejection: EjectionSettings = EjectionSettings()
+    slow_start: SlowStartSettings = SlowStartSettings()
     admission: AdmissionSettings = AdmissionSettings()
     limits: LimitSettings = LimitSettings()
     hashing: HashingSettings = HashingSettings()
@@ -213,6 +223,8 @@ def convert(tree: dict[str, Any]) -> Settings:
     if isinstance(policy, dict):
         own = {key: value for key, value in policy.items() if key != "name"}
         tree["policy"] = {"name": policy.get("name", PolicySettings().name), "settings": own}
+    if isinstance(tree.get("timeouts"), dict):
+        tree["timeouts"] = timeouts.gather_routes(tree["timeouts"])
     try:
         settings = msgspec.convert(tree, Settings)
     except msgspec.ValidationError as error:
@@ -235,7 +247,7 @@ def _root(url: str) -> str:
 def _explain(message: str) -> str:
     """msgspec's message, with the path in front and the nearest name for an unknown one."""
     what, _, where = message.partition(" - at `$")
-    path = where.rstrip("`").lstrip(".")
+    path = where.rstrip("`").lstrip(".").replace("timeouts.routes[...]", 'timeouts."/path"')
     unknown = re.search(r"unknown field `(.+)`", what)
     if unknown:
         name = unknown[1]
@@ -249,7 +261,9 @@ def _explain(message: str) -> str:
 def _fields(path: str) -> list[str]:
     struct: Any = Settings
     for part in re.sub(r"\[.*?\]", "", path).split("."):
-        if part:
+        if part == '"/path"':
+            struct = RouteTimeouts
+        elif part:
             kind = next(field.type for field in msgspec.structs.fields(struct) if field.name == part)
             struct = next((each for each in get_args(kind) if isinstance(each, type(msgspec.Struct))), kind)
     return [field.name for field in msgspec.structs.fields(struct)]
@@ -303,6 +317,10 @@ def _check(settings: Settings) -> None:
     for path, value in _positive(settings):
         if not 0 < value < math.inf:
             raise ConfigError(f"{path}: {value} cannot be used; give a number above 0")
+    timeouts.check(settings.timeouts, PATHS)
+    retries.check(settings.retries)
+    ejection.check(settings.ejection)
+    slow_start.check(settings.slow_start)
     if settings.server.max_body_bytes > MAX_BODY_BYTES:
         raise ConfigError(
             f"server.max_body_bytes: {settings.server.max_body_bytes} cannot be used; give at most {MAX_BODY_BYTES} (1 GiB)"
@@ -313,19 +331,27 @@ def _check(settings: Settings) -> None:
     ):
         if size < 0:
             raise ConfigError(f"{path}: {size} cannot be used; give a number of bytes, 0 for none")
+    for name in ("drain_grace_seconds", "drain_timeout_seconds"):
+        seconds = getattr(settings.server, name)
+        if not 0 <= seconds < math.inf:
+            raise ConfigError(f"server.{name}: {seconds} cannot be used; give a number of seconds, 0 for none")
 
 
 def _positive(settings: Settings) -> list[tuple[str, float]]:
     return [
         ("server.max_body_bytes", settings.server.max_body_bytes),
         ("tokenizer.timeout_seconds", settings.tokenizer.timeout_seconds),
-        ("upstream.connect_timeout_seconds", settings.upstream.connect_timeout_seconds),
-        ("upstream.read_timeout_seconds", settings.upstream.read_timeout_seconds),
-        ("upstream.attempts", settings.upstream.attempts),
         ("health.interval_seconds", settings.health.interval_seconds),
         ("health.timeout_seconds", settings.health.timeout_seconds),
         ("health.failures", settings.health.failures),
         ("health.relearn_seconds", settings.health.relearn_seconds),
+        ("health.stall_seconds", settings.health.stall_seconds),
+        ("retries.budget_seconds", settings.retries.budget_seconds),
+        ("ejection.consecutive_failures", settings.ejection.consecutive_failures),
+        ("ejection.minimum_requests", settings.ejection.minimum_requests),
+        ("ejection.window_seconds", settings.ejection.window_seconds),
+        ("ejection.pause_seconds", settings.ejection.pause_seconds),
+        ("ejection.max_pause_seconds", settings.ejection.max_pause_seconds),
         ("index.max_blocks", settings.index.max_blocks),
         ("log.decisions_max_bytes", settings.log.decisions_max_bytes),
         ("log.decisions_kept", settings.log.decisions_kept),

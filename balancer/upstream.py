@@ -10,7 +10,7 @@ from typing import Final
 
 import aiohttp
 
-from balancer.settings import UpstreamSettings
+from balancer.timeouts import TimeoutSettings
 
 KEEPALIVE_SECONDS: Final = 4.0
 """Less than the 5 s after which vLLM (0.32, ``VLLM_HTTP_TIMEOUT_KEEP_ALIVE``) closes an idle connection: a request that is sent
@@ -22,12 +22,12 @@ MAX_ANSWER: Final = 64 * 1024 * 1024
 _LARGE: Final = 1 << 20
 
 
-def open_session(settings: UpstreamSettings, tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
+def open_session(settings: TimeoutSettings, tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
     """A client that adds no header of its own, follows nothing and decodes nothing. Call it in the running loop."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=10, keepalive_timeout=KEEPALIVE_SECONDS, ssl=tls or True),
         timeout=aiohttp.ClientTimeout(
-            total=None, sock_connect=settings.connect_timeout_seconds, sock_read=settings.read_timeout_seconds
+            total=None, sock_connect=settings.connect_seconds, sock_read=settings.first_byte_seconds
         ),
         auto_decompress=False,
         cookie_jar=aiohttp.DummyCookieJar(),

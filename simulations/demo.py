@@ -205,7 +205,7 @@ async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
 async def _end(processes: list[_Process]) -> None:
     for each in reversed(processes):
         with contextlib.suppress(ProcessLookupError):
-            each.process.send_signal(signal.SIGTERM)
+            each.process.send_signal(signal.SIGINT)
     for each in processes:
         try:
             async with asyncio.timeout(5):

@@ -14,14 +14,19 @@ import pytest
 from balancer import errors, openai, tenants
 from balancer.checks import CHECKS
 from balancer.commands import index, serve
+from balancer.core import Fault
+from balancer.ejection import Cause
+from balancer.fleet import Status
 from balancer.index_service import bodies
 from balancer.index_service.page import MetricsPage
 from balancer.index_service.paths import IndexPaths
 from balancer.index_service.service import IndexService
 from balancer.metrics import Metrics
 from balancer.policies import base
+from balancer.retries import Verdict
 from balancer.service import RouterService
 from balancer.settings import ReplicaSettings, Settings, load
+from balancer.signals import Signal
 from balancer.tokens import Tokenizer
 
 ROOT = Path(__file__).parent.parent
@@ -171,6 +176,12 @@ def test_code_named_in_documents_exists() -> None:
             elif name:
                 module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
                 assert reduce(getattr, name.split("."), module), f"{document.name}: {path} has no {name}"
+
+
+def test_every_way_to_fail_is_documented() -> None:
+    replicas, metrics = ((DOCS / name).read_text() for name in ("replicas.md", "metrics.md"))
+    assert [signal for signal in Signal if f"| `{signal}` |" not in replicas] == []
+    assert [name for names in (Fault, Verdict, Cause, Status) for name in names if f"`{name}`" not in metrics] == []
 
 
 def test_every_forwarded_path_is_documented() -> None:

@@ -28,6 +28,29 @@ def run_loop(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
+class StopSignals:
+    """How urgently the process has been asked to stop. Make it in the running loop.
+
+    SIGTERM sets ``asked``; SIGINT, or a second signal of any kind, ``soon`` as well; whatever comes after that ``now``.
+    """
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.soon = asyncio.Event()
+        self.now = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.receive, number)
+
+    def receive(self, number: int) -> None:
+        """One more signal has come."""
+        if self.soon.is_set():
+            self.now.set()
+        elif self.asked.is_set() or number == signal.SIGINT:
+            self.soon.set()
+        self.asked.set()
+
+
 def stop_signal() -> asyncio.Event:
     """Set by SIGINT or SIGTERM from here on. Call it in the running loop."""
     stop = asyncio.Event()

@@ -20,7 +20,7 @@ from balancer import decision_file, snapshot_file
 from balancer import settings as settings_module
 from balancer.commands import Command
 from balancer.commands.listening import LOG_LEVELS, begin_logging, bind, url_of
-from balancer.commands.loop import run_loop, stop_signal
+from balancer.commands.loop import StopSignals, run_loop
 from balancer.errors import BalancerError, ConfigError
 from balancer.gateway.access import Access
 from balancer.gateway.app import build_app
@@ -151,8 +151,8 @@ def _read_file(name: str) -> dict[str, Any]:
 
 
 async def _serve(settings: Settings, startup_timeout: float | None) -> None:
-    stop = stop_signal()
-    async with running(settings) as (service, address):
+    stop = StopSignals()
+    async with running(settings, stop) as (service, address):
         log.info(
             "listening on %s with policy %s, %s",
             address,
@@ -160,9 +160,8 @@ async def _serve(settings: Settings, startup_timeout: float | None) -> None:
             counted(len(settings.replicas), "endpoint"),
         )
         if startup_timeout is not None:
-            await _wait_ready(service, startup_timeout, stop)
-        await stop.wait()
-        log.info("stopping")
+            await _wait_ready(service, startup_timeout, stop.asked)
+        await stop.asked.wait()
 
 
 async def _wait_ready(service: RouterService, seconds: float, stop: asyncio.Event) -> None:
@@ -185,8 +184,8 @@ async def _wait_ready(service: RouterService, seconds: float, stop: asyncio.Even
 
 
 @contextlib.asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[tuple[RouterService, str]]:
-    """A gateway that listens, as (service, address); everything is closed at the end.
+async def running(settings: Settings, stop: StopSignals | None = None) -> AsyncIterator[tuple[RouterService, str]]:
+    """A gateway that listens, as (service, address); everything is closed at the end, as fast as ``stop`` says.
 
     Raises:
         ConfigError: the address cannot be bound.
@@ -218,7 +217,7 @@ async def running(settings: Settings) -> AsyncIterator[tuple[RouterService, str]
             async with kept_fresh(_sources(settings, access, tls)):
                 yield service, url_of(listener, is_secure=tls is not None)
         finally:
-            await server.stop()
+            await _drain(service, server, stop)
             await runner.cleanup()
             await client.close()
             await service.stop()
@@ -236,6 +235,25 @@ def _sources(settings: Settings, access: Access, tls: ServerTls | None) -> list[
     if tls is not None:
         found.append(Watched(tls.paths(), tls.reload, "tls.cert_file"))
     return found
+
+
+async def _drain(service: RouterService, server: HttpServer, stop: StopSignals | None) -> None:
+    """End what is under way: first nobody new is invited, then nobody is let in, at last everyone is told to go."""
+    settings = service.settings.server
+    was_ready = service.is_ready  # or nobody sends it anything as it is
+    service.is_draining = server.is_draining = True
+    if was_ready and stop is not None and stop.asked.is_set() and not stop.soon.is_set():
+        log.info("stopping: not ready from now on, and closed to new requests in %g s", settings.drain_grace_seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(settings.drain_grace_seconds):
+                await stop.soon.wait()
+    log.info("stopping: %d requests are under way", service.router.fleet.open_leases)
+    ending = asyncio.create_task(server.stop(settings.drain_timeout_seconds))
+    hurry = asyncio.create_task(stop.now.wait() if stop is not None else asyncio.Event().wait())
+    await asyncio.wait([ending, hurry], return_when=asyncio.FIRST_COMPLETED)
+    hurry.cancel()
+    server.abort()
+    await ending
 
 
 command = Command(

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from balancer.errors import NoReplica, RequestError, UnknownModel, UnknownPath
-from balancer.gateway import audit, debug, index_api, snapshot
+from balancer.gateway import audit, debug, index_api, replicas, snapshot
 from balancer.gateway.access import Access
 from balancer.gateway.refusals import error_response
 from balancer.knowledge import View
@@ -40,6 +40,7 @@ def build_app(service: RouterService, metrics: Metrics, access: Access) -> web.A
     audit.add_routes(app, service)
     snapshot.add_routes(app, service.warm)
     index_api.add_routes(app, service)
+    replicas.add_routes(app, service)
     return app
 
 
@@ -89,6 +90,8 @@ class _Control:
 
     async def ready(self, request: web.Request) -> web.Response:
         """Whether a request would find a replica."""
+        if self._service.is_draining:
+            return error_response(NoReplica("kvlb is shutting down", retry_after=2))
         if not self._service.is_ready:
             told = (
                 f": {self._service.problems()}" if self._access.keys is None else ""
@@ -123,11 +126,12 @@ class _Control:
         router = self._service.router
         publishers = self._service.publishers()
         now, monotonic = time.time(), time.monotonic()
-        replicas = [
+        found = [
             {
                 "replica": live.replica.id,
                 "endpoint": live.replica.endpoint,
-                "status": live.status,
+                "status": router.status(live),
+                "signs": self._service.signs(live),
                 "models": live.replica.models,
                 "recipe": router.caches.recognitions[live.replica.id].recipe,
                 "in_flight": live.in_flight,
@@ -149,7 +153,7 @@ class _Control:
             "open_leases": router.fleet.open_leases,
             "endpoints": {url: watcher.problem or "ok" for url, watcher in self._service.watchers.items()},
             "snapshot": self._service.warm.told(),
-            "replicas": replicas,
+            "replicas": found,
         }
         text = msgspec.json.format(msgspec.json.encode(_rounded(msgspec.to_builtins(body))))
         return web.Response(body=text, content_type="application/json")

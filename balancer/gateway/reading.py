@@ -83,7 +83,7 @@ async def _tokenise(
     service: RouterService, path: str, inbound: Inbound, model: str, body: bytes, questions: Mapping[str, str]
 ) -> Prompts:
     """The tokens of a text request. An endpoint where nobody listens is lost, and another one is asked."""
-    for _ in range(service.settings.upstream.attempts):
+    for _ in range(service.settings.retries.attempts):
         endpoint = service.tokenizing_endpoint(model)
         if endpoint is None:
             break

@@ -25,11 +25,14 @@ class Client(Protocol):
     """The connection that a reply goes out by."""
 
     is_closed: bool
-    is_finishing: bool
-    """Whether no further request is taken."""
     is_stalled: bool
     """Whether the client does not keep up with what is written."""
     transport: "asyncio.Transport"
+
+    @property
+    def is_finishing(self) -> bool:
+        """Whether no further request is taken."""
+        ...
 
     def replied(self, reply: "Reply") -> None: ...
 

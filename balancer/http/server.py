@@ -35,6 +35,9 @@ with bytes unread is reset, and a reset takes back what was sent."""
 HANDSHAKE_SECONDS: Final = 10.0
 """How long a client may take to agree on TLS."""
 
+FAREWELL_SECONDS: Final = 1.0
+"""How long a request that is given up has to tell its client."""
+
 App: TypeAlias = Callable[[Request, Reply], Coroutine[Any, Any, None] | None]
 
 
@@ -59,6 +62,8 @@ class HttpServer:
         self.refuse = refuse
         self.limits = limits or ServerLimits()
         self.connections: set[Connection] = set()
+        self.is_draining = False
+        """While it is set, each answer is the last one of its connection; new connections are still taken."""
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._is_empty = asyncio.Event()
@@ -76,20 +81,30 @@ class HttpServer:
         )
 
     async def stop(self, grace: float = 10.0) -> None:
-        """Accept nothing more, let answers that have begun end within ``grace`` seconds, close everything."""
+        """Accept nothing more, let requests under way end within ``grace`` seconds, close everything.
+
+        Those that have not ended by then are cancelled, and have a moment to tell their clients.
+        """
         if self._server is not None:
             self._server.close()
         for connection in list(self.connections):
             connection.finish()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace):
-                await self._wait_empty()
-        for connection in list(self.connections):
-            connection.abort()
+        for seconds in (grace, FAREWELL_SECONDS):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._wait_empty()
+            for connection in list(self.connections):
+                connection.cancel()
+        self.abort()
         await self._wait_empty()
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
+
+    def abort(self) -> None:
+        """Close every connection at once."""
+        for connection in list(self.connections):
+            connection.abort()
 
     async def _wait_empty(self) -> None:
         while self.connections:
@@ -130,8 +145,13 @@ class Connection(asyncio.Protocol):
         self._writable: asyncio.Event | None = None
         self._running = 0  # coroutines that have not ended, the one of an answer that is written included
         self._is_lingering = False
-        self.is_finishing = False
+        self._is_finishing = False
         self.is_closed = False
+
+    @property
+    def is_finishing(self) -> bool:
+        """Whether the answer under way is the last one."""
+        return self._is_finishing or self._server.is_draining
 
     # The transport's side
 
@@ -295,9 +315,14 @@ class Connection(asyncio.Protocol):
 
     def finish(self) -> None:
         """No further request is taken; an answer under way ends first."""
-        self.is_finishing = True
+        self._is_finishing = True
         if self._reply is None and not self._waiting:
             self.transport.close()
+
+    def cancel(self) -> None:
+        """The request under way is given up."""
+        if self._task is not None:
+            self._task.cancel()
 
     def abort(self) -> None:
         self.transport.abort()

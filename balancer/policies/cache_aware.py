@@ -10,7 +10,7 @@ from balancer.policies.base import lowest, policy
 
 @policy("cache_aware")
 class CacheAware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Lowest ``uncached tokens + queue_weight * queued tokens + request_weight * requests in flight``; ties by chance.
+    """Lowest ``uncached + (queue_weight * queued + request_weight * in flight) / share``; ties by chance.
 
     The sum is the prefill work between this request and its first token, in tokens: its own and that of the requests
     before it. Of the cached tokens of a replica whose cache is known as partial or blind, the share ``doubt`` is not believed.
@@ -35,6 +35,6 @@ class CacheAware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return (
             candidate.prompt_tokens
             - believed
-            + self.queue_weight * candidate.queued_tokens
-            + self.request_weight * candidate.in_flight
+            + (self.queue_weight * candidate.queued_tokens + self.request_weight * candidate.in_flight)
+            / candidate.share
         )

@@ -14,7 +14,7 @@ TOKEN: Final = 1e-9
 
 @policy("least_load")
 class LeastLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Fewest requests in flight; among those, fewest prompt tokens still to be computed; then chance."""
+    """Fewest requests in flight by share; among those, fewest prompt tokens still to be computed; then chance."""
 
     def choose(self, candidates: Sequence[Candidate], draw: float) -> Candidate:
         return lowest(candidates, _cost, draw)
@@ -24,4 +24,4 @@ class LeastLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _cost(candidate: Candidate) -> float:
-    return candidate.in_flight + TOKEN * candidate.queued_tokens
+    return (candidate.in_flight + TOKEN * candidate.queued_tokens) / candidate.share

@@ -22,6 +22,7 @@ STATUS = {
     "RateLimited": 429,
     "Saturated": 429,
     "UpstreamFailed": 502,
+    "Contended": 429,
     "NoReplica": 503,
     "UpstreamTimeout": 504,
 }

@@ -77,7 +77,7 @@ def test_each_replica_has_one_status() -> None:
     async def check() -> None:
         async with upstream() as replica, gateway([replica.url]) as front:
             found = {labels["status"]: value for labels, value in await front.samples("kvlb_replica_status")}
-            assert found == {"ready": 1, "asleep": 0, "lost": 0}
+            assert found == {"ready": 1, "draining": 0, "ejected": 0, "asleep": 0, "lost": 0}
 
     run(check())
 

@@ -145,7 +145,7 @@ def test_unknown_tokens_are_queued_by_their_guess_and_not_predicted() -> None:
 def test_requests_that_come_before_the_first_event_stay_together() -> None:
     owner = router("a", "b", "c")
     first = owner.route(request(PROMPT), 0.0, 0.7)
-    owner.started(first.lease)
+    owner.started(first.lease, 0.0)
     assert cached(owner, request(PROMPT))[first.replica.id] == 40
     assert sum(cached(owner, request(PROMPT)).values()) == 40
 
@@ -318,7 +318,7 @@ def test_loads_return_to_zero_whatever_the_order_of_endings(
     for at, (outcome, has_started, draw) in enumerate(ends):
         decision = owner.route(request([at] * 30), 0.0, draw)
         if has_started:
-            owner.started(decision.lease)
+            owner.started(decision.lease, 0.0)
         open_.append((decision, outcome))
     order.shuffle(open_)
     for decision, outcome in open_:
@@ -362,7 +362,7 @@ class Traffic(RuleBasedStateMachine):
     @rule(data=st.data())
     def first_output(self, data: st.DataObject) -> None:
         lease = data.draw(st.sampled_from(self.open)).lease
-        self.router.started(lease)
+        self.router.started(lease, self.now)
         self.queued[lease] = 0
 
     @precondition(lambda self: self.open)

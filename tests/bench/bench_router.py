@@ -34,7 +34,7 @@ def fleet(count: int) -> Router:
 def decide(router: Router, memory: ChainMemory, tokens: list[int]) -> Decision:
     request = RouteRequest("m", PromptHashes([tokens], None, memory), (len(tokens),))
     decision = router.route(request, 0.0, 0.5)
-    router.started(decision.lease)
+    router.started(decision.lease, 0.0)
     router.release(decision.lease, Outcome.CANCELLED, 0.0)
     return decision
 

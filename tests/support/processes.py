@@ -38,8 +38,8 @@ def finished(*words: str) -> tuple[int, list[str]]:
         return process.returncode, told.splitlines()
 
 
-def stopped(process: "subprocess.Popen[str]", number: int = signal.SIGTERM) -> tuple[int, str]:
-    """(exit code, stderr) of a process that is asked to end."""
+def stopped(process: "subprocess.Popen[str]", number: int = signal.SIGINT) -> tuple[int, str]:
+    """(exit code, stderr) of a process that is asked to end; SIGTERM gives a gateway's clients time to go elsewhere."""
     process.send_signal(number)
     _, told = process.communicate(timeout=SECONDS)
     return process.returncode, told

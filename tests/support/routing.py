@@ -70,7 +70,14 @@ def _raw(value: object) -> msgspec.Raw:
     return msgspec.Raw(msgspec.msgpack.encode(value))
 
 
-def candidate(name: str, *, prompt: int = 100, cached: int = 0, queued: int = 0, flight: int = 0) -> Candidate:
+def candidate(
+    name: str, *, prompt: int = 100, cached: int = 0, queued: int = 0, flight: int = 0, share: float = 1.0
+) -> Candidate:
     return Candidate(
-        replica=ReplicaId(name), prompt_tokens=prompt, cached_tokens=cached, queued_tokens=queued, in_flight=flight
+        replica=ReplicaId(name),
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        queued_tokens=queued,
+        in_flight=flight,
+        share=share,
     )

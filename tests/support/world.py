@@ -241,7 +241,7 @@ class World:
             self._cached[replica, life.number, name] = cached
             lease = self._leases.get((replica, life.number, name))
             if lease is not None:
-                self.router.started(lease)
+                self.router.started(lease, self.now)
         for name in stepped.finished:
             cached = self._cached.pop((replica, life.number, name))
             truth = Truth(prompt_tokens=len(life.ask(name).tokens), cached_tokens=cached)

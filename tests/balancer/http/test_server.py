@@ -372,6 +372,40 @@ def test_a_stop_lets_answers_end_and_takes_no_more() -> None:
     with_server(check, {"/slow": {"POST": slow}})
 
 
+def test_a_server_that_drains_answers_and_ends_each_connection() -> None:
+    async def check(served: Front) -> None:
+        reader, writer = await asyncio.open_connection(*served.address)
+        writer.write(post("/echo", b"", close=False))
+        assert b"Connection: close" not in await reader.readuntil(b"\r\n\r\n")
+        served.server.is_draining = True
+        writer.write(post("/echo", b"", close=False))
+        assert b"\r\nConnection: close\r\n" in await reader.read(), "kept from before"
+        assert b"\r\nConnection: close\r\n" in await served.exchange(post("/echo", b"", close=False)), "a new one"
+        writer.close()
+
+    with_server(check)
+
+
+def test_what_has_not_ended_in_time_is_cancelled_and_may_say_so() -> None:
+    entered = asyncio.Event()
+
+    async def endless(request: Request) -> Response:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise BadRequest("it ends") from None
+        return echo(request)
+
+    async def check(served: Front) -> None:
+        answer = asyncio.create_task(served.exchange(post("/endless", b"", close=False)))
+        await entered.wait()
+        await served.server.stop(grace=0.01)
+        assert b"it ends" in await answer
+
+    with_server(check, {"/endless": {"POST": endless}})
+
+
 def test_values_of_a_request_are_found_by_name() -> None:
     request = Request("GET", "/", headers=((b"a", b"1"), (b"b", b"2"), (b"a", b"3")))
     assert (request.header(b"a"), request.header(b"c")) == (b"1", None)

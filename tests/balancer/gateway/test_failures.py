@@ -1,0 +1,254 @@
+"""``balancer/gateway/proxy.py``: as long as the client has had no byte, a replica that fails costs it nothing but time."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.gateways import Gateway, gateway, get, post, split
+from tests.support.upstream import OK, Answer, Received, Upstream, upstream
+from tests.support.waiting import eventually, run
+
+CHAT = "/v1/chat/completions"
+BODY = b'{"prompt":[1,2,3],"messages":[]}'
+TOKEN = b'data: {"choices":[{"delta":{"content":"Hi"},"finish_reason":null}]}\n\n'
+ABORTED = b'data: {"choices":[{"delta":{"content":""},"finish_reason":"abort"}]}\n\n'
+ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+async def reset(request: Received) -> None:
+    request.reset()
+
+
+async def busy(request: Received) -> None:
+    request.answer(b'{"error":{"type":"Service Unavailable"}}', status="503 Service Unavailable")
+
+
+async def aborted(request: Received) -> None:
+    request.answer(b'{"choices":[{"text":"","finish_reason":"abort"}],"usage":{"completion_tokens":0}}')
+
+
+async def aborted_stream(request: Received) -> None:
+    request.begin_stream()
+    for chunk in (ROLE, ABORTED, DONE, b""):
+        request.chunk(chunk)
+        await asyncio.sleep(0)
+
+
+async def dies_in_its_role(request: Received) -> None:
+    request.begin_stream()
+    request.chunk(ROLE)
+    await asyncio.sleep(0.01)
+    request.reset()
+
+
+async def silent(request: Received) -> None: ...
+
+
+FAILING: list[Answer] = [reset, busy, aborted, aborted_stream, dies_in_its_role]
+
+
+async def ask(front: Gateway, path: str = CHAT) -> tuple[int, bytes]:
+    first, _, body = split(await front.exchange(post(path, BODY)))
+    return int(first.split()[1]), body
+
+
+def with_two(check: Callable[[Gateway, Upstream, Upstream], Any], **sections: Any) -> None:
+    async def begin() -> None:
+        async with upstream() as bad, upstream() as good, gateway([bad.url, good.url], **sections) as front:
+            await check(front, bad, good)
+            assert front.is_idle()
+
+    run(begin())
+
+
+async def until_tried(front: Gateway, bad: Upstream) -> list[tuple[int, bytes]]:
+    """Ask until the bad one has been asked, too."""
+    answers = []
+    for _ in range(100):
+        answers.append(await ask(front))
+        if bad.received:
+            return answers
+    raise AssertionError("the bad one was never chosen")
+
+
+@pytest.mark.parametrize("failing", FAILING)
+def test_the_next_replica_answers(failing: Answer) -> None:
+    async def check(front: Gateway, bad: Upstream, good: Upstream) -> None:
+        bad.answer = failing
+        assert set(await until_tried(front, bad)) == {(200, OK)}
+        assert len(bad.received) == 1
+        retries = {labels["verdict"]: count for labels, count in await front.samples("kvlb_retries_total")}
+        assert retries == {"retry": 1}
+        assert sum(count for _, count in await front.samples("kvlb_replica_failures_total")) == 1
+
+    with_two(check)
+
+
+@pytest.mark.parametrize("failing", [busy, aborted, aborted_stream])
+def test_where_nobody_else_is_its_answer_is_the_clients(failing: Answer) -> None:
+    async def check() -> None:
+        async with upstream() as bad, gateway([bad.url]) as front:
+            bad.answer = failing
+            status, body = await ask(front)
+            assert (status, b"abort" in body) == ((503, False) if failing is busy else (200, True))
+            assert len(bad.received) == 1
+            assert await front.outcomes() == {"error": 1}
+
+    run(check())
+
+
+def test_an_abort_after_the_first_token_is_passed_and_counted() -> None:
+    async def answer(request: Received) -> None:
+        request.begin_stream()
+        for chunk in (TOKEN, ABORTED, DONE, b""):
+            request.chunk(chunk)
+
+    async def check(front: Gateway, one: Upstream, two: Upstream) -> None:
+        one.answer = two.answer = answer
+        assert await ask(front) == (200, TOKEN + ABORTED + DONE)
+        assert len(one.received) + len(two.received) == 1
+        assert await front.outcomes() == {"error": 1}
+        assert [labels["fault"] for labels, _ in await front.samples("kvlb_replica_failures_total")] == ["abort"]
+
+    with_two(check)
+
+
+def test_a_request_is_tried_so_often_and_no_more() -> None:
+    async def check() -> None:
+        async with (
+            upstream() as one,
+            upstream() as two,
+            upstream() as three,
+            gateway([one.url, two.url, three.url], retries={"attempts": 2}) as front,
+        ):
+            for each in (one, two, three):
+                each.answer = reset
+            assert (await ask(front))[0] == 502
+            assert sum(len(each.received) for each in (one, two, three)) == 2
+
+    run(check())
+
+
+def test_a_fleet_that_is_busy_is_not_asked_without_end() -> None:
+    async def check(front: Gateway, one: Upstream, two: Upstream) -> None:
+        one.answer = two.answer = busy
+        for _ in range(10):
+            assert (await ask(front))[0] == 503
+        assert len(one.received) + len(two.received) == 13, "10 requests, and 3 retries"
+
+    with_two(check, retries={"budget_minimum": 3, "budget_ratio": 0.0})
+
+
+# Time
+
+
+def test_silence_before_the_answer_has_its_own_limit_for_each_path() -> None:
+    async def check(front: Gateway, one: Upstream, two: Upstream) -> None:
+        one.answer = two.answer = silent
+        status, body = await ask(front)
+        assert (status, json.loads(body)["error"]["code"]) == (504, "replica_timeout")
+        assert "sent nothing for 0.05 s" in json.loads(body)["error"]["message"]
+        assert len(one.received) + len(two.received) == 1, "a prompt that takes long is not computed twice"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await ask(front, "/v1/completions")
+        await eventually(front.is_idle)
+
+    with_two(check, timeouts={CHAT: {"first_byte_seconds": 0.05}})
+
+
+def test_the_whole_request_has_a_limit_over_all_attempts() -> None:
+    async def drip(request: Received) -> None:
+        request.begin_stream()
+        while True:
+            request.chunk(TOKEN)
+            await asyncio.sleep(0.01)
+
+    async def check(front: Gateway, one: Upstream, two: Upstream) -> None:
+        one.answer = two.answer = silent
+        status, body = await ask(front)
+        assert (status, "within 0.15 s" in json.loads(body)["error"]["message"]) == (504, True)
+        assert await front.samples("kvlb_replica_failures_total") == [], "nobody but the client wants it so fast"
+        one.answer = two.answer = drip
+        async with asyncio.timeout(2):
+            answer = await front.exchange(post(CHAT, BODY))
+        assert b"broke off in the middle" in answer
+        assert not answer.endswith(b"0\r\n\r\n")
+
+    with_two(check, timeouts={"total_seconds": 0.15})
+
+
+# Replicas that go on failing
+
+
+async def statuses(front: Gateway) -> dict[str, tuple[str, list[str]]]:
+    """Of each endpoint: its status, and by which signals something is wrong."""
+    page = json.loads(split(await front.exchange(get("/kvlb/status")))[2])
+    return {each["endpoint"]: (each["status"], [sign["signal"] for sign in each["signs"]]) for each in page["replicas"]}
+
+
+def test_a_replica_that_answers_badly_is_left_out_and_told() -> None:
+    async def broken(request: Received) -> None:
+        request.answer(b"{}", status="500 Internal Server Error")
+
+    async def check(front: Gateway, bad: Upstream, good: Upstream) -> None:
+        bad.answer = broken
+        for _ in range(100):
+            await ask(front)
+        assert len(bad.received) == 5
+        assert await statuses(front) == {bad.url: ("ejected", ["answers"]), good.url: ("ready", [])}
+        (sample,) = await front.samples("kvlb_replica_ejections_total")
+        assert (sample[0]["cause"], sample[1]) == ("consecutive", 1)
+        bad.answer = good.answer
+        front.service.router.ejections._records[next(iter(front.service.router.ejections))].until = 0.0
+        for _ in range(100):
+            await ask(front)
+        assert len(bad.received) > 10, "one good answer has brought it back"
+        assert await statuses(front) == {bad.url: ("ready", []), good.url: ("ready", [])}
+
+    with_two(check, slow_start={"seconds": 0})
+
+
+def test_a_stalled_engine_is_left_out_although_its_probes_are_answered() -> None:
+    async def hang(request: Received) -> None:
+        request.begin_stream()
+        request.chunk(TOKEN)
+
+    async def check(front: Gateway, one: Upstream, two: Upstream) -> None:
+        one.answer = hang
+        two.answer = hang
+        front.service.care.stalls._seconds = 0.2
+        _, writer = await front.send(post(CHAT, BODY))
+        await eventually(lambda: len(one.received) + len(two.received) == 1)
+        stuck, well = (one, two) if one.received else (two, one)
+        well.answer = Upstream().answer
+        await eventually(lambda: len(front.service.router.ejections) == 1, 10)
+        assert (await statuses(front))[stuck.url] == ("ejected", ["stall"])
+        for _ in range(20):
+            assert (await ask(front))[0] == 200
+        assert len(stuck.received) == 1
+        stuck.received[0].chunk(TOKEN)
+        await eventually(lambda: not front.service.router.ejections, 10)
+        writer.close()
+        await eventually(front.is_idle)
+
+    with_two(check)
+
+
+def test_where_all_ask_for_a_rest_the_client_is_told_how_long() -> None:
+    async def later(request: Received) -> None:
+        request.answer(b"{}", status="503 Service Unavailable", headers="Retry-After: 9\r\n")
+
+    async def check(front: Gateway, one: Upstream, two: Upstream) -> None:
+        one.answer = two.answer = later
+        assert (await ask(front))[0] == 503
+        first, headers, body = split(await front.exchange(post(CHAT, BODY)))
+        assert (first, json.loads(body)["error"]["code"]) == ("HTTP/1.1 429 Too Many Requests", "capacity_contended")
+        assert dict(headers)["Retry-After"] in {"8", "9"}
+        assert len(one.received) + len(two.received) == 2
+
+    with_two(check)
