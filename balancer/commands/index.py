@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 
 from balancer import settings as settings_module
 from balancer.commands import Command
+from balancer.commands.descriptors import publishers_within, raise_limit
 from balancer.commands.listening import LOG_LEVELS, begin_logging, bind, url_of
 from balancer.commands.loop import run_loop, stop_signal
 from balancer.http.routes import RouteTable, Served
@@ -70,7 +71,7 @@ async def running(settings: Settings) -> AsyncIterator[tuple[IndexService, str]]
         ConfigError: the address cannot be bound.
     """
     with bind(settings.server) as listener:
-        service = IndexService(settings)
+        service = IndexService(settings, publishers_within(raise_limit()))
         served: Served = Counter()
         limits = ServerLimits(max_body_bytes=settings.server.max_body_bytes)
         table = RouteTable(IndexPaths(service, served).routes(), refuse, served)

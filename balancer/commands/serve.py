@@ -19,6 +19,7 @@ from aiohttp import web
 from balancer import decision_file, snapshot_file
 from balancer import settings as settings_module
 from balancer.commands import Command
+from balancer.commands.descriptors import raise_limit
 from balancer.commands.listening import LOG_LEVELS, begin_logging, bind, url_of
 from balancer.commands.loop import StopSignals, run_loop
 from balancer.errors import BalancerError, ConfigError
@@ -78,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
             f"--startup-timeout: {args.startup_timeout:g} cannot be used; give a number of seconds above 0"
         )
     begin_logging(args.log_level)
+    raise_limit()
     sys.path.append("")  # a policy of one's own may lie in the folder that kvlb is started from
     settings = read_settings(args)
     check_snapshot(settings.snapshot)

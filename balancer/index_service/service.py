@@ -18,7 +18,7 @@ from balancer.hashes import PromptHashes
 from balancer.index_service import answers
 from balancer.index_service.answers import Scores
 from balancer.index_service.bodies import DEFAULT_TENANT, Query, Registration, Scope, Unregistration
-from balancer.index_service.workers import Workers
+from balancer.index_service.workers import MAX_SUBSCRIPTIONS, Workers
 from balancer.index_tables import IndexQuery, answer_query, answer_replicas, dump
 from balancer.json_bodies import as_text
 from balancer.news import News
@@ -39,9 +39,9 @@ TICK_SECONDS: Final = 0.1
 class IndexService:
     """Owns one index and what feeds it. Start it in a running event loop; ``stop`` ends every task, thread and connection."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, max_publishers: int = MAX_SUBSCRIPTIONS) -> None:
         self.caches = Caches(settings.index.max_blocks)
-        self.workers = Workers(self.caches)
+        self.workers = Workers(self.caches, max_publishers)
         self.memory = ChainMemory(settings.hashing.memory_bytes, secret=secrets.randbits(64))
         self.feed: EventFeed
         self._news = News()

@@ -68,8 +68,9 @@ def _difference(known: Registration, wanted: Registration) -> str:
 class Workers:
     """All registrations, with what is known of their caches. Changes with every call but the questions."""
 
-    def __init__(self, caches: Caches) -> None:
+    def __init__(self, caches: Caches, max_subscriptions: int = MAX_SUBSCRIPTIONS) -> None:
         self.caches = caches
+        self._max_subscriptions = min(max_subscriptions, MAX_SUBSCRIPTIONS)
         self._scopes: dict[Scope, dict[str, dict[int, Subscription]]] = {}
         self._subscriptions: dict[ReplicaId, Subscription] = {}
         self._serial = 0
@@ -92,8 +93,10 @@ class Workers:
                 f"{_difference(known.registration, registration)}; unregister it first",
                 param="instance_id",
             )
-        if len(self._subscriptions) >= MAX_SUBSCRIPTIONS:
-            raise Conflict(f"{MAX_SUBSCRIPTIONS} publishers are registered, which is the most; unregister some first")
+        if len(self._subscriptions) >= self._max_subscriptions:
+            few = self._max_subscriptions < MAX_SUBSCRIPTIONS
+            remedy = "unregister some first" + (", or let kvlb open more files (ulimit -Hn)" if few else "")
+            raise Conflict(f"{self._max_subscriptions} publishers are registered, which is the most; {remedy}")
         subscription = Subscription(self._name(registration), registration)
         self._subscriptions[subscription.id] = subscription
         self._scopes.setdefault(registration.scope, {}).setdefault(str(registration.instance), {})[

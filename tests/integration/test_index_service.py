@@ -1,6 +1,7 @@
 """``kvlb index`` as a process: started, asked by peers' clients, read out and stopped."""
 
 import json
+import resource
 import signal
 import socket
 import time
@@ -45,6 +46,16 @@ def test_it_says_where_it_listens_and_stops_when_it_is_asked_to() -> None:
     assert ": unregistered; what it held is forgotten" in told
     assert "begins anew" not in told
     assert f"the index listens on {client.url}; POST /register the engines' publishers" in told
+
+
+def test_it_may_open_as_many_files_as_the_system_allows() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        with index_process() as (_, process):
+            assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE)[0] > 256
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_port_in_use_is_one_line() -> None:

@@ -82,12 +82,15 @@ def test_the_same_registration_twice_is_one_and_another_in_its_place_is_refused(
 
 
 def test_publishers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_full(workers: Workers, remedy: str) -> None:
+        joined(workers, 1)
+        joined(workers, 2)
+        with pytest.raises(Conflict, match=f"2 publishers are registered, which is the most; {remedy}"):
+            joined(workers, 3)
+
+    is_full(Workers(Caches(), 2), "unregister some first, or let kvlb open more files")
     monkeypatch.setattr(workers_module, "MAX_SUBSCRIPTIONS", 2)
-    workers = crew()
-    joined(workers, 1)
-    joined(workers, 2)
-    with pytest.raises(Conflict, match="2 publishers are registered, which is the most"):
-        joined(workers, 3)
+    is_full(Workers(Caches(), 3), "unregister some first$")
 
 
 def test_what_is_still_queued_for_one_registration_never_reaches_the_next() -> None:
