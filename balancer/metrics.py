@@ -85,10 +85,14 @@ class Metrics:
         service.waiting.on_entry = lambda ticket: self._ahead.labels(ticket.claim.urgency).observe(ticket.ahead)
         service.waiting.on_end = lambda end: self._waited.labels(end.urgency, end.outcome).observe(end.seconds)
         self._registry.register(_RouterCollector(service))
+        self._ended: dict[tuple[str, str, Outcome], Counter] = {}  # what labels() would look up at a higher price
 
     def finished(self, model: str, path: str, decision: Decision, outcome: Outcome) -> None:
         """An attempt at a replica has ended."""
-        self._requests.labels(model, path, outcome).inc()
+        ended = self._ended.get((model, path, outcome))
+        if ended is None:
+            ended = self._ended[model, path, outcome] = self._requests.labels(model, path, outcome)
+        ended.inc()
         if decision.knows_tokens and outcome is not Outcome.UNREACHABLE:
             self._prompt_tokens.labels(model, decision.replica.id).inc(decision.prompt_tokens)
             self._cached_tokens.labels(model, decision.replica.id).inc(decision.cached_tokens)

@@ -89,6 +89,8 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
 class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How text becomes token ids: by asking a replica."""
 
+    enabled: bool = True
+    """Off: texts are routed by load, and only token ids by cache."""
     timeout_seconds: float = 2.0
     """After this long the request is routed without knowing its tokens."""
     cache_bytes: int = 64 * 1024 * 1024

@@ -5,7 +5,7 @@ it is, repeated fields included.
 """
 
 import math
-import secrets
+import random
 from typing import Final
 
 from balancer.core import Decision
@@ -51,7 +51,7 @@ def request_id(fields: Fields) -> str:
     """The client's own id of this request, as text that can be written anywhere, or a new one."""
     own = first(fields, REQUEST_ID)
     if not own or _steers(own):
-        return secrets.token_hex(16)
+        return f"{random.getrandbits(128):032x}"
     return own.decode(errors="surrogateescape").encode(errors="backslashreplace").decode()
 
 

@@ -11,7 +11,8 @@ import aiohttp
 import msgspec
 
 from balancer import forms, openai
-from balancer.core import Prompt, RouteRequest
+from balancer.core import NO_HASHES, Prompt, RouteRequest
+from balancer.decisions import MAX_ID
 from balancer.errors import BadRequest
 from balancer.gateway.access import Access, Visit
 from balancer.limits import check_prompt
@@ -38,7 +39,13 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 async def read_request(
-    service: RouterService, access: Access, visit: Visit, path: str, content_type: str, body: bytes
+    service: RouterService,
+    access: Access,
+    visit: Visit,
+    path: str,
+    content_type: str,
+    body: bytes,
+    request_id: str = "",
 ) -> Asked:
     """What a body for ``path`` (one of ``openai.PATHS``) asks of the router.
 
@@ -59,24 +66,32 @@ async def read_request(
     access.check_model(visit.caller, model)
     admitted = access.admit(visit, path, inbound, body)
     body, salt = admitted.body, admitted.salt
-    prompts: Prompts = tuple(Prompt(ids, inbound.media) for ids in inbound.token_ids)
-    if inbound.has_text:
+    prompts: Prompts = ()
+    if inbound.token_ids:
+        prompts = tuple([Prompt(ids, inbound.media) for ids in inbound.token_ids])
+    elif inbound.has_text and service.settings.tokenizer.enabled:
         prompts = await _tokenise(service, path, inbound, model, body, visit.questions)
-    check_prompt(sum(len(each.tokens) for each in prompts), limits)
-    longest = service.max_model_len(model)
-    if len(prompts) > openai.MAX_PROMPTS or (
-        longest is not None and any(len(each.tokens) > longest for each in prompts)
-    ):
-        prompts = ()  # no engine takes it, so nobody need hash a million tokens to say where it would go
+    if prompts:
+        check_prompt(sum([len(each.tokens) for each in prompts]), limits)
+        if _is_taken_by_none(prompts, service.max_model_len(model)):
+            prompts = ()  # nobody need hash a million tokens to say where it would go
     request = RouteRequest(
         model=model,
-        hashes=service.hashes(prompts, salt),
-        prompt_lengths=tuple(len(each.tokens) for each in prompts),
+        hashes=service.hashes(prompts, salt) if prompts else NO_HASHES,
+        prompt_lengths=tuple([len(each.tokens) for each in prompts]),
         size_hint=len(body) // BYTES_PER_TOKEN,
         reads_cache=inbound.reads_cache,
         is_comparable=inbound.is_comparable and len(prompts) == 1 and prompts[0].media.known_tokens is None,
+        request_id=request_id[:MAX_ID],
     )
     return Asked(request, salt, body, admitted.priority or 0)
+
+
+def _is_taken_by_none(prompts: Prompts, longest: int | None) -> bool:
+    """Whether the engines refuse it: ``longest`` is the longest sequence that any of them takes, where all say so."""
+    if len(prompts) > openai.MAX_PROMPTS:
+        return True
+    return longest is not None and any(len(each.tokens) > longest for each in prompts)
 
 
 async def _tokenise(

@@ -35,7 +35,7 @@ class HttpClient:
         Raises:
             ExchangeFailed: it has not; the class says how far it came. What ``receiver`` raises comes as it is.
         """
-        limits = limits or Limits()
+        limits = limits or NO_HURRY
         pool = self._pools.get(endpoint) or self._open_pool(endpoint)
         head = b"%b %b HTTP/1.1\r\nHost: %b\r\n%b" % (request.method, request.target, pool.host, request.lines)
         is_head = request.method == b"HEAD"
@@ -44,13 +44,18 @@ class HttpClient:
         else:
             head += b"\r\n"
         kept = pool.take(self._loop.time() - self.keepalive_seconds)
-        if kept is not None:
+        while True:
+            connection = kept or await pool.connect(limits.connect)
+            done = connection.send(head, request.body, receiver, limits, is_head=is_head)
             try:
-                return await kept.exchange(head, request.body, receiver, limits, is_head=is_head)
+                return await done
             except Unanswered:
-                pass
-        fresh = await pool.connect(limits.connect)
-        return await fresh.exchange(head, request.body, receiver, limits, is_head=is_head)
+                if kept is None:
+                    raise
+                kept = None
+            finally:
+                if done.cancelled():
+                    connection.abort()
 
     def _open_pool(self, endpoint: str) -> "EndpointPool":
         self._pools[endpoint] = pool = EndpointPool(endpoint, self._loop, self._tls)
@@ -70,6 +75,7 @@ class HttpClient:
             pool.close()
 
 
+NO_HURRY: Final = Limits()
 _BODILESS: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"DELETE", b"TRACE"})
 
 

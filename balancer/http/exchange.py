@@ -90,11 +90,12 @@ class UpstreamConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self.is_closed = False
 
-    async def exchange(self, head: bytes, body: bytes, receiver: Receiver, limits: Limits, *, is_head: bool) -> None:
-        """Send a request, and return when its answer has been received to the end.
+    def send(
+        self, head: bytes, body: bytes, receiver: Receiver, limits: Limits, *, is_head: bool
+    ) -> "asyncio.Future[None]":
+        """Send a request. The future is done when its answer has been received to the end, or raises ``ExchangeFailed``.
 
-        Raises:
-            ExchangeFailed: it was not. The connection is closed.
+        Whoever gives it up closes the connection (``abort``).
         """
         self._reader.begin(to_head=is_head)
         self._receiver = receiver
@@ -111,11 +112,7 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self._transport.write(head)
             self._transport.write(body)
-        try:
-            await done
-        finally:
-            if not done.done() or done.cancelled():
-                self.abort()
+        return done
 
     # The transport's side
 

@@ -17,6 +17,11 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_FIELDS: Final = 256
 """Most headers of a request or of an answer."""
 
+MAX_OVERHEAD: Final = 16
+"""Most bytes that come for each byte of a body, over long times: a chunk of one byte takes six."""
+
+_FRAMING: Final = frozenset({b"host", b"content-length", b"transfer-encoding", b"expect"})
+
 
 class RequestReader:
     """The requests of one connection. Feed it what comes; take them from ``ready``."""
@@ -24,6 +29,7 @@ class RequestReader:
     def __init__(self, max_body_bytes: int) -> None:
         self._parser = HttpRequestParser(self)
         self._max_body_bytes = max_body_bytes
+        self._last = 0  # bytes fed by the last call
         self.ready: list[Request] = []
         self.is_over = False
         """Whether no further request can come: the last one said so, or something could not be read."""
@@ -32,9 +38,12 @@ class RequestReader:
     def _begin(self) -> None:
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
+        self._head: list[tuple[bytes, bytes]] | None = (
+            None  # once it is whole; what comes into _headers then is a trailer
+        )
+        self._version = ""
         self._body: list[bytes] = []
-        self._head_bytes = 0
-        self._has_head = False
+        self._fed = self._last  # bytes, at most one feed more than those of this request
         self.has_begun = False
         """Whether a request has come in part."""
         self.body_bytes = 0
@@ -48,22 +57,37 @@ class RequestReader:
         Raises:
             RequestError: it cannot be read, nor can anything after it. Requests before it are ``ready``.
         """
-        if not self.is_over:
-            self._feed(data)
-
-    def _feed(self, data: bytes) -> None:
+        if self.is_over:
+            return
+        self._last = len(data)
+        self._fed += len(data)
         try:
             self._parser.feed_data(data)
+            if self._fed > MAX_HEAD_BYTES and self.has_begun:
+                self._check_size()
         except HttpParserUpgrade:
             pass  # it is answered as the plain request that it also is; another protocol would follow
         except HttpParserError as error:
-            if self.is_over:  # what follows a last request is nobody's
-                return
+            self._end(error)
+        except RequestError:
             self.is_over = True
-            told = error.__context__
-            if isinstance(told, RequestError):  # raised by a callback below
-                raise told from None
-            raise BadRequest(f"not HTTP: {error}") from error
+            raise
+
+    def _end(self, error: HttpParserError) -> None:
+        if self.is_over:  # what follows a last request is nobody's
+            return
+        self.is_over = True
+        told = error.__context__
+        if isinstance(told, RequestError):  # raised by a callback below
+            raise told from None
+        raise BadRequest(f"not HTTP: {error}") from error
+
+    def _check_size(self) -> None:
+        """Of a request that is not whole: that what is read over cannot go on for ever."""
+        if self._head is None and self._fed - self._last > MAX_HEAD_BYTES:
+            raise self._head_too_large()
+        if self._fed - self._last > 2 * MAX_HEAD_BYTES + MAX_OVERHEAD * self.body_bytes:
+            raise BadRequest("the body is not worth its framing: its chunk extensions or trailers are too long")
 
     # The parser's side
 
@@ -72,65 +96,68 @@ class RequestReader:
 
     def on_url(self, part: bytes) -> None:
         self._url += part
-        self._count(len(part))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value) + 4)
-        if self._has_head:  # a trailer
-            return
+        if len(self._headers) >= MAX_FIELDS:
+            raise HeadTooLarge(f"the request has more than {MAX_FIELDS} headers")
         self._headers.append((name, value))
 
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise HeadTooLarge(f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
-        if len(self._headers) > MAX_FIELDS:
-            raise HeadTooLarge(f"the request has more than {MAX_FIELDS} headers")
-
     def on_headers_complete(self) -> None:
-        self._has_head = True
-        version = self._parser.get_http_version()
+        fields = self._headers
+        if self._fed > MAX_HEAD_BYTES and len(self._url) + sum(len(n) + len(v) + 4 for n, v in fields) > MAX_HEAD_BYTES:
+            raise self._head_too_large()
+        self._version = version = self._parser.get_http_version()
         if version not in {"1.1", "1.0"}:
             raise BadRequest(f"HTTP/{version} is not spoken here; use HTTP/1.1")
         hosts = 0
-        for name, value in self._headers:
-            match name.lower():
-                case b"host":
-                    hosts += 1
-                case b"content-length" if int(value) > self._max_body_bytes:
-                    raise self._too_large()
-                case b"transfer-encoding" if version == "1.0" or value.lower() != b"chunked":
-                    raise BadRequest("Transfer-Encoding: only chunked is read here, and only in HTTP/1.1")
-                case b"expect" if version == "1.1" and value.lower() == b"100-continue":
-                    self.waits_for_leave = True
+        for name, value in fields:
+            lower = name.lower()
+            if lower in _FRAMING:
+                hosts += lower == b"host"
+                self._read_framing(lower, value)
         if hosts > 1 or (not hosts and version == "1.1"):
             raise BadRequest("Host: must be there once (RFC 9112, section 3.2)")
+        self._head, self._headers = fields, []
+
+    def _read_framing(self, name: bytes, value: bytes) -> None:
+        is_new = self._version == "1.1"
+        if name == b"content-length" and int(value) > self._max_body_bytes:
+            raise self._body_too_large()
+        if name == b"transfer-encoding" and (value.lower() != b"chunked" or not is_new):
+            raise BadRequest("Transfer-Encoding: only chunked is read here, and only in HTTP/1.1")
+        if name == b"expect" and is_new:
+            self.waits_for_leave = value.lower() == b"100-continue"
 
     def on_body(self, part: bytes) -> None:
         self.waits_for_leave = False
         self.body_bytes += len(part)
         if self.body_bytes > self._max_body_bytes:
-            raise self._too_large()
+            raise self._body_too_large()
         self._body.append(part)
 
-    def _too_large(self) -> BodyTooLarge:
+    def _head_too_large(self) -> HeadTooLarge:
+        return HeadTooLarge(f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
+
+    def _body_too_large(self) -> BodyTooLarge:
         return BodyTooLarge(
             f"the body is larger than {self._max_body_bytes:,} bytes; the limit is server.max_body_bytes"
         )
 
     def on_message_complete(self) -> None:
-        method = self._parser.get_method().decode("latin-1")
-        path, _, query = _origin_form(method, self._url).partition(b"?")
-        keeps_alive = self._parser.should_keep_alive() and not self._parser.should_upgrade()
+        parser = self._parser
+        method = parser.get_method().decode()
+        path, _, query = _origin_form(method, self._url).decode("latin-1").partition("?")
+        body = self._body
+        keeps_alive = parser.should_keep_alive() and not parser.should_upgrade()
         self.ready.append(
             Request(
-                method=method,
-                path=path.decode("latin-1"),
-                query=query.decode("latin-1"),
-                headers=self._headers,
-                body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
-                version=self._parser.get_http_version(),
-                keeps_alive=keeps_alive,
+                method,
+                path,
+                query,
+                self._head or (),
+                body[0] if len(body) == 1 else b"".join(body),
+                self._version,
+                keeps_alive,
             )
         )
         self.is_over = not keeps_alive
@@ -161,12 +188,18 @@ class AnswerReader:
         self.pieces: list[bytes] = []
         """What has come of the body and was not taken yet; whoever takes it clears it."""
         self.on_body = self.pieces.append
+        self._parser = HttpResponseParser(self)
+        self._to_head = False
         self.begin()
 
     def begin(self, *, to_head: bool = False) -> None:
-        """The next answer is to come; with ``to_head``, to a HEAD request."""
-        self._parser = HttpResponseParser(self)
+        """The next answer is to come; with ``to_head``, to a HEAD request. The last one was complete."""
+        if self._to_head:  # the parser awaits the body that it told of
+            self._parser = HttpResponseParser(self)
         self._to_head = to_head
+        self._reason = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._fed = 0
         self.head: Head | None = None
         """The final head, once it is there; interim ones (1xx) are read over."""
         self.is_complete = False
@@ -174,12 +207,6 @@ class AnswerReader:
         """Once complete: whether the connection can be used for another request."""
         self.ends_with_connection = False
         """Whether the body's end is that of the connection."""
-        self._start()
-
-    def _start(self) -> None:
-        self._reason = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._head_bytes = 0
 
     def feed(self, data: bytes) -> None:
         """Take in what has come.
@@ -196,6 +223,10 @@ class AnswerReader:
                 told = error.__context__
                 raise BadAnswer(str(told if isinstance(told, BadAnswer) else error)) from error
             self.is_reusable = False  # more has come than was asked for
+        if self.head is None:
+            self._fed += len(data)
+            if self._fed > MAX_HEAD_BYTES:
+                raise BadAnswer("its head is too long")
 
     # The parser's side
 
@@ -205,38 +236,33 @@ class AnswerReader:
 
     def on_status(self, part: bytes) -> None:
         self._reason += part
-        self._count(len(part))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value) + 4)
-        if self.head is None:  # else a trailer
-            self._headers.append((name, value))
-
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > MAX_HEAD_BYTES or len(self._headers) > MAX_FIELDS:
-            raise BadAnswer("its head is too long")
+        if len(self._headers) >= MAX_FIELDS:
+            raise BadAnswer("it has too many headers")
+        self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        fields, self._headers = self._headers, []  # what comes from now on is a trailer
         if status < 200:
             if status == 101:
                 raise BadAnswer("it switches to another protocol")
-            self._start()
+            self._reason = b""
             return
         length: int | None = None
         is_chunked = False
-        for name, value in self._headers:
-            match name.lower():
-                case b"content-length":
-                    length = int(value)
-                case b"transfer-encoding":
-                    if value.lower() != b"chunked" or self._parser.get_http_version() != "1.1":
-                        raise BadAnswer("its Transfer-Encoding is not chunked")
-                    is_chunked = True
+        for name, value in fields:
+            lower = name.lower()
+            if lower == b"content-length":
+                length = int(value)
+            elif lower == b"transfer-encoding":
+                if value.lower() != b"chunked" or self._parser.get_http_version() != "1.1":
+                    raise BadAnswer("its Transfer-Encoding is not chunked")
+                is_chunked = True
         if has_no_body(status) and not self._to_head:
             length = 0
-        self.head = Head(status, self._reason, self._headers, length)
+        self.head = Head(status, self._reason, fields, length)
         self.ends_with_connection = length is None and not is_chunked and not self._to_head
         if self._to_head:
             self._complete()
