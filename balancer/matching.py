@@ -63,8 +63,8 @@ class Matcher:
 
     def chains(self, request: RouteRequest, replica: Replica) -> Sequence[Keys]:
         """The request's prompts in the replica's own keys; none when they cannot be hashed, or nobody knows them."""
-        recipe = self.recipe(replica)
-        if recipe is None or not request.prompt_lengths:
+        recipe = self.recipe(replica) if request.prompt_lengths else None
+        if recipe is None:
             return ()
         return request.hashes.chains(recipe, replica.adapter(request.model))
 
@@ -120,13 +120,13 @@ class Matcher:
 
     def holding(self, request: RouteRequest, replica: Replica) -> Holding:
         """What the replica's own events say that it holds of the whole prompts; expectations do not count."""
-        bit = self._index.gpu.bit(replica.id)
-        held = self._index.gpu.groups.get(0, {})
-        recipe, rule = self.recipe(replica), self.rule(replica)
         missing: list[int] = []
         tokens = 0
+        recipe = self.recipe(replica) if request.prompt_lengths else None
         if recipe is None:
             return Holding(missing, tokens)
+        rule, bit = self.rule(replica), self._index.gpu.bit(replica.id)
+        held = self._index.gpu.groups.get(0, {})
         for chain, length in zip(self.chains(request, replica), request.prompt_lengths, strict=False):
             size, blocks = recipe.block_size, length // recipe.block_size
             keys = chain.keys(blocks)[:blocks]
