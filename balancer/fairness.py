@@ -25,7 +25,7 @@ class Shares(Generic[Name]):
     def __init__(self, weight: Callable[[Name], float]) -> None:
         self._weight = weight
         self._given: dict[Name, float] = {}  # by weight; of all that wait, and of those given more than the last turn's
-        self._order: SortedList[tuple[float, Name]] = SortedList()
+        self._order: SortedList[tuple[float, float, Name]] = SortedList()  # among equals the heaviest is first
         self._waiting: set[Name] = set()
         self._floor = 0.0  # what the one of the last turn had been given before it
         self._remembered = _SPARE
@@ -34,18 +34,18 @@ class Shares(Generic[Name]):
         return f"<Shares {len(self._waiting)} waiting, {len(self._given)} remembered>"
 
     def __iter__(self) -> Iterator[Name]:
-        return (name for _, name in self._order)
+        return (name for _, _, name in self._order)
 
     def join(self, name: Name) -> None:
         """It has something waiting from now on."""
-        self._given[name] = given = max(self._given.get(name, 0.0), self._floor)
+        self._given[name] = max(self._given.get(name, 0.0), self._floor)
         self._waiting.add(name)
-        self._order.add((given, name))
+        self._order.add(self._place(name))
 
     def leave(self, name: Name) -> None:
         """It has nothing waiting any more."""
         self._waiting.remove(name)
-        self._order.remove((self._given[name], name))
+        self._order.remove(self._place(name))
         if not self._waiting:  # whoever comes next finds no rival: all begin alike
             self._floor = max(self._given.values())
         if not self._waiting or len(self._given) > self._remembered:
@@ -55,21 +55,21 @@ class Shares(Generic[Name]):
         """It is this one's turn. Those before it could not use it, and that is not made up for: it was no loss of theirs."""
         self._floor = max(self._floor, self._given.get(name, 0.0))
         while self._order and self._order[0][0] < self._floor:
-            _, passed_over = self._order.pop(0)
+            passed_over = self._order.pop(0)[2]
             self._given[passed_over] = self._floor
-            self._order.add((self._floor, passed_over))
+            self._order.add(self._place(passed_over))
 
     def charge(self, name: Name, amount: float) -> None:
         """It was given so much."""
-        is_waiting = name in self._waiting
-        given = self._given.get(name, 0.0)
-        if is_waiting:
-            self._order.remove((given, name))
-        else:
-            given = max(given, self._floor)
-        self._given[name] = given = given + amount / self._weight(name)
-        if is_waiting:
-            self._order.add((given, name))
+        if name not in self._waiting:
+            self._given[name] = max(self._given.get(name, 0.0), self._floor) + amount / self._weight(name)
+            return
+        self._order.remove(self._place(name))
+        self._given[name] += amount / self._weight(name)
+        self._order.add(self._place(name))
+
+    def _place(self, name: Name) -> tuple[float, float, Name]:
+        return self._given[name], -self._weight(name), name
 
     def _forget(self) -> None:
         """Let go of names that would start where a new one does."""

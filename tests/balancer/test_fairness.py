@@ -36,6 +36,13 @@ def test_a_large_request_costs_its_tenant_many_turns() -> None:
     assert [serve(among, 100 if name == "a" else 10) for name in "abbbb"] == list("abbbb")
 
 
+def test_among_equals_the_heaviest_is_first() -> None:
+    among = shares(**WEIGHTS)
+    for name in WEIGHTS:
+        among.join(name)
+    assert list(among) == ["c", "b", "a"]
+
+
 def test_a_pause_earns_nothing() -> None:
     among = shares()
     among.join("a")

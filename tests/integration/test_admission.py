@@ -3,16 +3,40 @@
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from balancer.admission import Urgency
 from tests.support.gateways import Gateway, close, gateway, post, split
 from tests.support.upstream import OK, Received, upstream
 from tests.support.waiting import eventually, run
 
 PATH = "/v1/completions"
 BODY = b'{"model":"m","prompt":[1,2,3,4,5,6,7,8,9]}'
+KEYS = """
+[[keys]]
+key = "sk-flood-flood-flood"
+tenant = "flood"
+
+[[keys]]
+key = "sk-guest-guest-guest"
+tenant = "guest"
+name = "guest-7"
+priority = -5
+concurrent_requests = 3
+"""
 ONE = {"max_in_flight": 1}
+
+
+def key(of: str) -> str:
+    """The header of a tenant's key."""
+    return f"Authorization: Bearer sk-{of}-{of}-{of}"
+
+
+def prompt(first: int, **fields: int) -> bytes:
+    """A body whose prompt has this token first."""
+    return json.dumps({"model": "m", "prompt": [first, *range(8)], **fields}).encode()
 
 
 class Held:
@@ -204,6 +228,55 @@ def test_requests_at_a_time_are_counted_until_they_have_ended_however_that_is() 
                 await close(writer)
             assert refusal(await ask(front, b"{}x"))[0] == 400
             assert front.service.limiter.at_work == 0
+
+    run(check())
+
+
+def test_tenants_take_turns_and_priority_is_a_share(tmp_path: Path) -> None:
+    async def check() -> None:
+        file = tmp_path / "keys.toml"
+        file.write_text(KEYS)
+        auth = {"keys_file": str(file)}
+        async with upstream() as replica, gateway([replica.url], auth=auth, admission=ONE) as front:
+            replica.answer = held = Held()
+            asked = [ask(front, prompt(100), key("flood"))]
+            await eventually(lambda: held.requests)
+            for at, body in enumerate([prompt(101), prompt(102), prompt(103), prompt(104, priority=1)]):
+                asked.append(ask(front, body, key("flood")))
+                await waits(front, at + 1)
+            for at, body in enumerate([prompt(201), prompt(202, priority=-5)]):
+                asked.append(ask(front, body, key("guest")))
+                await waits(front, at + 5)
+            assert [front.service.waiting.queue.waiting(urgency) for urgency in Urgency] == [1, 4, 1]
+            for _ in asked:
+                await eventually(lambda: held.requests)
+                held.answer()
+            assert [split(await each)[2] for each in asked] == [OK] * 7
+            order = [json.loads(request.body)["prompt"][0] for request in replica.received]
+            assert order[:2] == [100, 202], "the class with the largest share is first"
+            assert order.index(201) < order.index(102), "a guest waits for one of a flood, and not for all"
+            assert order.index(104) > order.index(101)
+
+    run(check())
+
+
+def test_a_key_has_limits_of_its_own(tmp_path: Path) -> None:
+    async def check() -> None:
+        file = tmp_path / "keys.toml"
+        file.write_text(KEYS)
+        async with upstream() as replica, gateway([replica.url], auth={"keys_file": str(file)}) as front:
+            replica.answer = held = Held()
+            asked = [
+                ask(front, BODY, key(tenant))
+                for tenant in ("guest", "guest", "guest", "flood", "flood", "flood", "flood")
+            ]
+            await eventually(lambda: len(held.requests) == 7)
+            refused = refusal(await ask(front, BODY, key("guest")))
+            assert refused[:2] == (429, "rate_limit_exceeded")
+            assert refused[2].startswith("key 'guest-7' may have 3 requests at a time")
+            for _ in asked:
+                held.answer()
+            assert [split(await each)[2] for each in asked] == [OK] * 7
 
     run(check())
 
