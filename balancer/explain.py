@@ -47,10 +47,14 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotAsked(msgspec.Struct, frozen=True):
-    """A replica that serves the model and can take no request now; ``tiers`` as in ``Seen``."""
+    """A replica that serves the model and was no candidate; ``tiers`` as in ``Seen``.
+
+    ``status`` is the one that it has; of a replica that is ready it is ``saturated`` (``[admission]``) or ``resting`` (it has
+    asked for that).
+    """
 
     replica: ReplicaId
-    status: Status
+    status: str
     tiers: dict[str, int]
 
 
@@ -160,10 +164,18 @@ def tiers(router: Router, request: RouteRequest, candidates: Sequence[Candidate]
     return {each.replica.id: _held(router, request, each) for each in live}
 
 
-def not_asked(router: Router, request: RouteRequest) -> list[NotAsked]:
-    """Who serves the request's model, and can take nothing now."""
-    away = [live for live in router.fleet.serving(request.model) if not live.is_available()]
-    return [NotAsked(live.replica.id, live.status, _held(router, request, live)) for live in away]
+def not_asked(router: Router, request: RouteRequest, candidates: Sequence[Candidate]) -> list[NotAsked]:
+    """Who serves the request's model, and is not among these candidates."""
+    asked = {each.replica for each in candidates}
+    away = [live for live in router.fleet.serving(request.model) if live.replica.id not in asked]
+    return [NotAsked(live.replica.id, _why_not(router, live), _held(router, request, live)) for live in away]
+
+
+def _why_not(router: Router, live: LiveReplica) -> str:
+    status = router.status(live)
+    if status is not Status.READY:
+        return status
+    return "saturated" if router.is_saturated(live) else "resting"
 
 
 def _held(router: Router, request: RouteRequest, live: LiveReplica) -> dict[str, int]:

@@ -111,16 +111,20 @@ class Router:
         available = self._available(request, now)
         if not self._admission.is_on:
             return available
-        room = [live for live in available if not self._is_saturated(live)]
+        room = [live for live in available if not self.is_saturated(live)]
         if not room:
             raise Saturated(
                 f"each of the {len(available)} replicas of '{request.model}' is busy; try again", retry_after=1
             )
         return room
 
+    def is_saturated(self, live: LiveReplica) -> bool:
+        """Whether the replica has as much to do as it may have."""
+        return self._admission.saturates(live.in_flight, live.queued_tokens)
+
     def has_room(self) -> bool:
         """Whether any replica at all may be sent anything now."""
-        return any(live.is_available() and not self._is_saturated(live) for live in self.fleet)
+        return any(live.is_available() and not self.is_saturated(live) for live in self.fleet)
 
     def can_route(self, request: RouteRequest, now: float) -> bool:
         """Whether ``route`` would find anybody."""
@@ -223,9 +227,6 @@ class Router:
             request_id=request.request_id,
         )
         return decision, holding
-
-    def _is_saturated(self, live: LiveReplica) -> bool:
-        return self._admission.saturates(live.in_flight, live.queued_tokens)
 
     def _available(self, request: RouteRequest | Pool, now: float) -> list[LiveReplica]:
         serving = self.fleet.serving(request.model)

@@ -13,7 +13,7 @@ import msgspec
 
 from balancer.admission import Admission, AdmissionSettings, Claim, Pool, Ticket, Urgency
 from balancer.core import Decision, RouteRequest, Truth
-from balancer.errors import RequestError, Saturated
+from balancer.errors import Contended, RequestError, Saturated
 from balancer.router import Router
 
 
@@ -52,6 +52,7 @@ class Waiting:
         self.refused: Counter[Urgency] = Counter()
         self.on_entry: Callable[[Ticket], None] = lambda ticket: None
         self.on_end: Callable[[Ended], None] = lambda ended: None
+        self._is_on = settings.is_on
         self._seconds = settings.max_wait_seconds
         self._router = router
         self._decide = decide
@@ -72,7 +73,9 @@ class Waiting:
         self.look()
         try:
             return self._decide(request)
-        except Saturated:
+        except (Saturated, Contended):
+            if not self._is_on:
+                raise
             waiter = self._enter(request, claim)
         now = time.monotonic()
         until = min(claim.deadline, now + self._seconds)

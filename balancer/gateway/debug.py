@@ -80,7 +80,7 @@ class _Debug:
                 model=wanted.model,
                 views={each.replica: router.caches.view(each.replica, now) for each in decision.candidates},
                 tiers=tiers(router, wanted, decision.candidates),
-                not_asked=not_asked(router, wanted),
+                not_asked=not_asked(router, wanted, decision.candidates),
             )
         )
 

@@ -53,12 +53,9 @@ class Proxy:
             permit = self._service.limiter.enter(caller.name, caller.tenant, caller.rates, started)
             asked = await self._read(request, path, visit)
             permit.spend(sum(asked.request.prompt_lengths), asyncio.get_running_loop().time())
-            claim = Claim(
-                tenant=caller.tenant,
-                urgency=Urgency.of(asked.priority),
-                deadline=started + min(self._settings.admission.max_wait_seconds, headers.max_wait(request.headers)),
-            )
             timeouts = self._settings.timeouts.of(path)
+            patience = min(self._settings.admission.max_wait_seconds, headers.max_wait(request.headers), timeouts.total)
+            claim = Claim(caller.tenant, Urgency.of(asked.priority), started + patience)
             origin = Origin(request_id, path, asked.salt)
             await self._forward(_Asking(request, visit, asked, origin, claim, permit, started, timeouts), reply)
         except asyncio.CancelledError:

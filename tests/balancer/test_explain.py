@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from balancer.core import Candidate, Decision, RouteRequest
+from balancer.admission import AdmissionSettings
+from balancer.core import Candidate, Decision, Failure, Fault, Outcome, RouteRequest
 from balancer.explain import NO_SIGNAL, NotAsked, not_asked, seen, tiers, why
 from balancer.fleet import Status
 from balancer.policies.base import costs_of, make
@@ -103,12 +104,23 @@ def test_each_tier_tells_what_it_holds() -> None:
     assert tiers(over, wanted, decision.candidates) == {"a": {"GPU": 20, "CPU": 40}, "b": {}}
 
 
-def test_who_is_lost_is_told_with_what_it_holds() -> None:
-    over = router((A, stored(PROMPT)))
+def test_who_is_no_candidate_is_told_with_why_and_with_what_it_holds() -> None:
+    over = Router(make("cache_aware"), "cache_aware", admission=AdmissionSettings(max_in_flight=1))
+    for name in "abcd":
+        over.put(replica(name))
+    over.caches.observe(A, [Apply([Batch(0.0, [stored(PROMPT)])])])
     wanted = request(PROMPT)
-    assert not not_asked(over, wanted)
+    assert not not_asked(over, wanted, over.consider(wanted, 0.0, 0.5).candidates)
+    failed = over.route(request(PROMPT, excluded=frozenset(map(ReplicaId, "acd"))), 0.0, 0.5)
+    over.release(failed.lease, Outcome.ERROR, 0.0, failure=Failure(Fault.STATUS, 503, retry_after=5))
+    over.route(request(PROMPT, excluded=frozenset(map(ReplicaId, "abd"))), 0.0, 0.5)
     over.set_status(A, Status.LOST)
-    assert not_asked(over, wanted) == [NotAsked(A, Status.LOST, {"GPU": 40})]
+    told = not_asked(over, wanted, over.consider(wanted, 0.0, 0.5).candidates)
+    assert told == [
+        NotAsked(A, "lost", {"GPU": 40}),
+        NotAsked(B, "resting", {}),
+        NotAsked(ReplicaId("c"), "saturated", {}),
+    ]
 
 
 def test_what_is_only_expected_is_in_no_tier() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from balancer.admission import AdmissionSettings, Claim, Urgency
-from balancer.core import Decision, Outcome, Truth
+from balancer.core import Decision, Failure, Fault, Outcome, Truth
 from balancer.decisions import NOBODY
-from balancer.errors import NoReplica, Saturated, UnknownModel
+from balancer.errors import Contended, NoReplica, Saturated, UnknownModel
 from balancer.fleet import Status
 from balancer.service import RouterService
 from balancer.settings import Settings
@@ -229,6 +229,19 @@ def test_a_replica_that_comes_back_serves_those_that_wait() -> None:
         assert (await second).replica.id == B
         await front.release(first)
         await front.release(await second)
+
+    with_front(check)
+
+
+def test_a_replica_that_asked_for_a_rest_is_waited_for() -> None:
+    async def check(front: Front) -> None:
+        first = await front.ask()
+        failure = Failure(Fault.STATUS, 503, retry_after=0.15)
+        await front.service.release(first.lease, Outcome.ERROR, None, failure)
+        with pytest.raises(Contended):
+            await front.ask(deadline=time.monotonic() + 0.02)
+        await front.release(await front.ask())
+        assert front.outcomes() == ["failed", "served"]
 
     with_front(check)
 
