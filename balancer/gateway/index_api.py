@@ -3,7 +3,7 @@
 Knows three paths. Changes nothing: what is asked is neither routed nor leased, and what is only expected is not told.
 """
 
-import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 
@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from balancer.core import Replica
+from balancer.dumps import Dumps
 from balancer.errors import UnknownModel
 from balancer.gateway.body import read
 from balancer.hashes import PromptHashes
@@ -31,7 +32,7 @@ class _Index:
 
     def __init__(self, service: RouterService) -> None:
         self._service = service
-        self._dumping = asyncio.Lock()
+        self._dumps = Dumps()
 
     async def query(self, request: web.Request) -> web.Response:
         service = self._service
@@ -55,14 +56,14 @@ class _Index:
         return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
 
     async def dump(self, request: web.Request) -> web.StreamResponse:
-        """One at a time: each holds a copy of a table."""
-        async with self._dumping:
-            response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-            await response.prepare(request)
-            for line in dump(self._service.router.caches, self._all(), time.monotonic()):
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        lines = dump(self._service.router.caches, self._all(), time.monotonic())
+        async with contextlib.aclosing(self._dumps.paced(lines)) as pieces:
+            async for line in pieces:
+                if not response.prepared:
+                    await response.prepare(request)
                 await response.write(line)
-                await asyncio.sleep(0)
-            await response.write_eof()
+        await response.write_eof()
         return response
 
     def _all(self) -> list[Replica]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from balancer.caches import Caches
 from balancer.core import PrefixHashes
+from balancer.dumps import Dumps
 from balancer.errors import BadRequest
 from balancer.feed import EventFeed
 from balancer.hashes import PromptHashes
@@ -45,7 +46,7 @@ class IndexService:
         self.memory = ChainMemory(settings.hashing.memory_bytes, secret=secrets.randbits(64))
         self.feed: EventFeed
         self._news = News()
-        self._dumping = asyncio.Lock()
+        self._dumps = Dumps()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -152,12 +153,9 @@ class IndexService:
         """Everything that is indexed."""
         return answer_replicas(self.caches, self.workers.replicas(), self.publishers(), time.monotonic())
 
-    async def dump(self) -> AsyncIterator[bytes]:
-        """The whole index in lines; one dump at a time, for each holds a copy of a table."""
-        async with self._dumping:
-            for line in dump(self.caches, self.workers.replicas(), time.monotonic()):
-                yield line
-                await asyncio.sleep(0)
+    def dump(self) -> AsyncIterator[bytes]:
+        """The whole index in lines, when it is this client's turn."""
+        return self._dumps.paced(dump(self.caches, self.workers.replicas(), time.monotonic()))
 
     def publishers(self) -> dict[ReplicaId, PublisherStatus]:
         """The state of every event subscription."""

@@ -292,6 +292,22 @@ def test_a_long_answer_goes_out_in_pieces_as_fast_as_it_is_read() -> None:
     with_server(check, {"/long": {"GET": lambda _: Response(pieces())}})
 
 
+def test_an_answer_in_pieces_that_is_refused_before_the_first_is_a_refusal() -> None:
+    lines = [b""]
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for line in lines:
+            if not line:
+                raise BadRequest("not now")
+            yield line
+
+    async def check(served: Front) -> None:
+        status, _, body = split(await served.exchange(get("/pieces")))
+        assert (status, body) == ("HTTP/1.1 400 Bad Request", b"not now")
+
+    with_server(check, {"/pieces": {"GET": lambda request: Response(pieces())}})
+
+
 def test_a_client_that_leaves_ends_its_answer() -> None:
     ended = asyncio.Event()
 
