@@ -211,6 +211,7 @@ async def running(settings: Settings, stop: StopSignals | None = None) -> AsyncI
             Front(Proxy(service, metrics, client, access), client, control, access, settings.cors),
             refuse,
             ServerLimits(max_body_bytes=settings.server.max_body_bytes),
+            access.caller,
         )
         try:
             await runner.setup()

@@ -4,11 +4,13 @@ Knows the C parser (llhttp, in ``httptools``) and what it lets pass that must no
 cut differently is refused here. Never knows sockets or time. Trailers and chunk extensions are read over.
 """
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, HttpResponseParser
 
 from balancer.errors import BadRequest, BodyTooLarge, HeadTooLarge, RequestError
+from balancer.http.fields import Fields
 from balancer.http.messages import Head, Request, has_no_body
 
 MAX_HEAD_BYTES: Final = 64 * 1024
@@ -20,13 +22,21 @@ MAX_FIELDS: Final = 256
 MAX_OVERHEAD: Final = 16
 """Most bytes that come for each byte of a body, over long times: a chunk of one byte takes six."""
 
+SMALL_BODY: Final = 16 * 1024
+"""Bytes of a body that are read before anybody asks whose it is."""
+
+Check: TypeAlias = Callable[[Fields], object]
+"""Looks at the headers of a request before its body is read; what it raises is the answer."""
+
 _FRAMING: Final = frozenset({b"host", b"content-length", b"transfer-encoding", b"expect"})
 
 
 class RequestReader:
     """The requests of one connection. Feed it what comes; take them from ``ready``."""
 
-    def __init__(self, max_body_bytes: int) -> None:
+    def __init__(self, max_body_bytes: int, check: Check | None = None) -> None:
+        """``check`` is asked before a body of more than ``SMALL_BODY`` is read, or one whose length nobody knows."""
+        self._check = check
         self._parser = HttpRequestParser(self)
         self._max_body_bytes = max_body_bytes
         self._last = 0  # bytes fed by the last call
@@ -42,6 +52,7 @@ class RequestReader:
             None  # once it is whole; what comes into _headers then is a trailer
         )
         self._version = ""
+        self._has_large_body = False
         self._body: list[bytes] = []
         self._fed = self._last  # bytes, at most one feed more than those of this request
         self.has_begun = False
@@ -117,14 +128,19 @@ class RequestReader:
                 self._read_framing(lower, value)
         if hosts > 1 or (not hosts and version == "1.1"):
             raise BadRequest("Host: must be there once (RFC 9112, section 3.2)")
+        if self._has_large_body and self._check is not None:
+            self._check(fields)
         self._head, self._headers = fields, []
 
     def _read_framing(self, name: bytes, value: bytes) -> None:
         is_new = self._version == "1.1"
-        if name == b"content-length" and int(value) > self._max_body_bytes:
-            raise self._body_too_large()
+        if name == b"content-length":
+            if int(value) > self._max_body_bytes:
+                raise self._body_too_large()
+            self._has_large_body = int(value) > SMALL_BODY
         if name == b"transfer-encoding" and (value.lower() != b"chunked" or not is_new):
             raise BadRequest("Transfer-Encoding: only chunked is read here, and only in HTTP/1.1")
+        self._has_large_body |= name == b"transfer-encoding"
         if name == b"expect" and is_new:
             self.waits_for_leave = value.lower() == b"100-continue"
 

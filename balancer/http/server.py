@@ -20,7 +20,7 @@ import msgspec
 
 from balancer.errors import RequestError
 from balancer.http.messages import Request, Response
-from balancer.http.parsing import RequestReader
+from balancer.http.parsing import Check, RequestReader
 from balancer.http.reply import Reply
 
 log = logging.getLogger(__name__)
@@ -56,9 +56,15 @@ class HttpServer:
     """Serves ``app`` on listening sockets. ``start`` it in a running loop; ``stop`` closes every connection."""
 
     def __init__(
-        self, app: App, refuse: Callable[[RequestError], Response], limits: ServerLimits | None = None
+        self,
+        app: App,
+        refuse: Callable[[RequestError], Response],
+        limits: ServerLimits | None = None,
+        check: Check | None = None,
     ) -> None:
+        """``check`` is asked before a large body is read, and refuses it by raising a ``RequestError``."""
         self.app = app
+        self.check = check
         self.refuse = refuse
         self.limits = limits or ServerLimits()
         self.connections: set[Connection] = set()
@@ -133,7 +139,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
         self._loop = loop
-        self._reader = RequestReader(server.limits.max_body_bytes)
+        self._reader = RequestReader(server.limits.max_body_bytes, server.check)
         self.transport: asyncio.Transport
         self._waiting: deque[Request] = deque()
         self._refusal: RequestError | None = None  # of what came behind them

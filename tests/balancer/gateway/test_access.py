@@ -17,7 +17,7 @@ from balancer.openai import PATHS, read
 from balancer.settings import Settings, convert
 from balancer.tenants import ANYBODY, Caller
 from tests.support.certificates import Authority, needs_openssl
-from tests.support.gateways import Gateway, gateway, get, post, split
+from tests.support.gateways import Gateway, close, gateway, get, post, split
 from tests.support.upstream import OK, Received, Upstream, upstream
 from tests.support.waiting import eventually, run
 
@@ -234,6 +234,27 @@ def test_no_path_reaches_an_engine_or_the_state_of_the_fleet_without_a_key(tmp_p
                 assert status(await front.exchange(get(path))) == 200
             assert replica.questions
             assert not any(A in str(question.headers) for question in replica.questions)
+
+    run(check())
+
+
+def test_a_large_body_is_not_read_before_there_is_a_key(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url], auth={"keys_file": file_of_keys(tmp_path)}) as front:
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: g\r\nUser-Agent: test\r\n"
+            for framing in ("Content-Length: 60000000", "Transfer-Encoding: chunked", "Content-Length: 20000"):
+                for expect in ("", "Expect: 100-continue\r\n"):
+                    answer = await front.exchange(f"{head}{framing}\r\n{expect}\r\n".encode())
+                    assert status(answer) == 401
+                    assert b'"invalid_api_key"' in answer
+            reader, writer = await front.send(
+                f"{head}{authorized(A)}\r\nContent-Length: 20000\r\nExpect: 100-continue\r\n\r\n".encode()
+            )
+            assert await reader.readline() == b"HTTP/1.1 100 Continue\r\n"
+            await close(writer)
+            body = BODY.replace(b"5", b"5," * 20_000 + b"6")
+            assert status(await front.exchange(post(COMPLETIONS, body, authorized(A)))) == 200
+            assert replica.received[-1].body == body
 
     run(check())
 
