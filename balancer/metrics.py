@@ -85,7 +85,9 @@ class Metrics:
         service.waiting.on_entry = lambda ticket: self._ahead.labels(ticket.claim.urgency).observe(ticket.ahead)
         service.waiting.on_end = lambda end: self._waited.labels(end.urgency, end.outcome).observe(end.seconds)
         self._registry.register(_RouterCollector(service))
-        self._ended: dict[tuple[str, str, Outcome], Counter] = {}  # what labels() would look up at a higher price
+        # What labels() would look up at a higher price, for every request:
+        self._ended: dict[tuple[str, str, Outcome], Counter] = {}
+        self._first_bytes: dict[str, Histogram] = {}
 
     def finished(self, model: str, path: str, decision: Decision, outcome: Outcome) -> None:
         """An attempt at a replica has ended."""
@@ -104,7 +106,10 @@ class Metrics:
             self._limited.labels(error.limit).inc()
 
     def first_byte(self, model: str, seconds: float) -> None:
-        self._first_byte.labels(model).observe(seconds)
+        observed = self._first_bytes.get(model)
+        if observed is None:
+            observed = self._first_bytes[model] = self._first_byte.labels(model)
+        observed.observe(seconds)
 
     def page(self) -> bytes:
         """The text of ``GET /metrics``."""

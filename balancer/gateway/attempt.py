@@ -1,0 +1,285 @@
+"""One request at one replica: from its lease to its release, and the answer that passes in between.
+
+Knows which answers are streams, when a prompt has been computed, and what the end of an exchange says of the replica. Changes
+no byte of a body; only where a stream breaks off is something added, so that nobody takes it for whole. Whatever happens, the
+lease is released exactly once. An answer that is a failure is given to the client only where no other replica may be tried.
+"""
+
+import asyncio
+import logging
+from typing import Final
+
+import msgspec
+
+from balancer.admission import Claim
+from balancer.core import Decision, Failure, Fault, Outcome, RouteRequest, Truth
+from balancer.decisions import Origin
+from balancer.dialects import error_event
+from balancer.errors import NoReplica, RequestError, UpstreamFailed, UpstreamTimeout
+from balancer.gateway import headers
+from balancer.gateway.access import Visit
+from balancer.gateway.reading import Asked
+from balancer.http.client import HttpClient
+from balancer.http.exchange import ExchangeFailed, Limits, NotConnected, TimedOut
+from balancer.http.messages import Head, Outgoing, Request
+from balancer.http.relay import Relay
+from balancer.http.reply import Reply
+from balancer.limits import Permit
+from balancer.metrics import Metrics
+from balancer.opening import Opening, of_body, of_stream
+from balancer.retries import Verdict
+from balancer.service import RouterService
+from balancer.sse import BodyWatch, StreamWatch
+from balancer.timeouts import Timeouts
+
+log = logging.getLogger(__name__)
+
+MAX_DIGITS: Final = 9
+"""Of a ``Retry-After`` that is believed; a date is not."""
+
+
+class Means(msgspec.Struct, frozen=True):
+    """What every attempt works with; ``expose`` says whether clients are told of decisions."""
+
+    service: RouterService
+    metrics: Metrics
+    client: HttpClient
+    loop: asyncio.AbstractEventLoop
+    expose: bool
+
+
+class Asking(msgspec.Struct, frozen=True):
+    """One request, its sender, what is made of it, and what it may have; times are the loop's."""
+
+    request: Request
+    visit: Visit
+    asked: Asked
+    origin: Origin
+    claim: Claim
+    permit: Permit
+    timeouts: Timeouts
+    started: float
+    deadline: float
+
+
+class Failed(Exception):
+    """An attempt has failed, and the client has had nothing; ``told`` is what to tell it if this was the last one."""
+
+    def __init__(self, failure: Failure, told: RequestError, *, may_retry: bool) -> None:
+        super().__init__(told.message)
+        self.failure = failure
+        self.told = told
+        self.may_retry = may_retry
+
+
+class _GivenUp(Exception):
+    """The answer is a failure, and has not been given to the client: another replica is to be tried."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"answered {failure.status}" if failure.status else "was stopped before it computed anything")
+        self.failure = failure
+
+
+class Attempt(Relay):
+    """A ``Receiver`` of the replica's answer. ``run`` it once; ``number`` counts the attempts of a request from 1."""
+
+    def __init__(
+        self, means: Means, asking: Asking, wanted: RouteRequest, decision: Decision, number: int, reply: Reply
+    ) -> None:
+        super().__init__(reply)
+        self._means = means
+        self._asking = asking
+        self._wanted = wanted
+        self._decision = decision
+        self._number = number
+        self._watch: StreamWatch | BodyWatch
+        self._is_stream = False
+        self._held: bytes | None = None  # of an answer that has not said yet whether it is one
+        self._has_output = False
+        self._outcome = Outcome.ERROR
+        self._truth: Truth | None = None
+        self._failure: Failure | None = None
+        self.arrived = 0
+        """Bytes that have come of the answer's body."""
+
+    async def run(self) -> None:
+        """Give the replica's answer to the client.
+
+        Raises:
+            Failed: there is none, and nothing has been given.
+            UpstreamTimeout: the time of the whole request is over, and nothing has been given.
+        """
+        means, decision = self._means, self._decision
+        means.service.follow(decision, self)
+        try:
+            await means.client.exchange(decision.replica.endpoint, self._outgoing(), self, self._limits())
+        except _GivenUp as given:
+            told = UpstreamFailed(f"replica {decision.replica.id} {given}", retry_after=2)
+            raise Failed(given.failure, told, may_retry=True) from None
+        except ExchangeFailed as error:
+            self._judge(error)
+        except asyncio.CancelledError:
+            if not self.reply.has_ended:
+                self._outcome = Outcome.CANCELLED
+                if self.reply.has_begun and not self.reply.is_lost:
+                    self._break_off(ending())
+            raise
+        finally:
+            self._release()
+            await means.service.release(decision.lease, self._outcome, self._truth, self._failure)
+
+    def without(self, failure: Failure) -> RouteRequest:
+        """The same request, to be sent to nobody who has failed in this way."""
+        replica = self._decision.replica
+        gone = frozenset({replica.id})
+        if failure.fault.is_of_endpoint:
+            fleet = self._means.service.router.fleet
+            gone |= {live.replica.id for live in fleet if live.replica.endpoint == replica.endpoint}
+        return msgspec.structs.replace(self._wanted, excluded=self._wanted.excluded | gone)
+
+    def _outgoing(self) -> Outgoing:
+        request, origin, visit = self._asking.request, self._asking.origin, self._asking.visit
+        target = f"{origin.path}?{request.query}" if request.query else origin.path
+        lines = headers.to_replica(request.headers, self._decision, origin.request_id, visit.kept_back, visit.key)
+        return Outgoing(b"POST", target.encode("latin-1"), lines, self._asking.asked.body)
+
+    def _limits(self) -> Limits:
+        timeouts, left = self._asking.timeouts, self._asking.deadline - self._means.loop.time()
+        if left <= 0:
+            raise self._too_late()
+        return Limits(min(timeouts.connect, left), timeouts.first_byte, timeouts.idle, left)
+
+    def _release(self) -> None:
+        asking, truth = self._asking, self._truth
+        if truth is not None:
+            unknown = 0 if self._decision.knows_tokens else truth.prompt_tokens or 0
+            asking.permit.charge(unknown + (truth.completion_tokens or 0))
+        self._means.metrics.finished(self._wanted.model, asking.origin.path, self._decision, self._outcome)
+
+    # The answer as it comes
+
+    def head(self, head: Head) -> None:
+        kind = (head.header(b"content-type") or b"").partition(b";")[0].strip().lower()
+        self._is_stream = kind == b"text/event-stream"
+        self._watch = StreamWatch() if self._is_stream else BodyWatch()
+        if head.status >= 500:
+            self._answered_badly(Failure(Fault.STATUS, head.status, _retry_after(head)))
+        elif head.status == 200 and (self._is_stream or kind == b"application/json"):
+            self._held = b""
+        super().head(head)
+
+    def lines(self, head: Head) -> bytes:
+        """The header lines that the client gets."""
+        request_id = self._asking.origin.request_id
+        return headers.to_client(head.headers, self._decision, request_id, expose=self._means.expose)
+
+    def received(self, body: bytes, *, is_last: bool) -> None:
+        watch = self._watch
+        if body:
+            self.arrived += len(body)
+            watch.feed(body)
+        if self._held is not None:
+            held = self._held + body
+            match (of_stream if self._is_stream else of_body)(held, is_whole=is_last):
+                case Opening.UNSAID:
+                    self._held = held
+                    return
+                case Opening.ABORTED:
+                    self._answered_badly(Failure(Fault.ABORT))
+            body, self._held = held, None
+        if is_last:  # before the client has it: who asks what came of a request has had its answer
+            self._ended(watch)
+        super().received(body, is_last=is_last)
+        if not self._has_output and watch.has_output:
+            self._has_output = True
+            self._computed()
+
+    def _ended(self, watch: StreamWatch | BodyWatch) -> None:
+        status = self.reply.status
+        self._truth = truth = msgspec.structs.replace(watch.truth(), status=status)
+        if truth.finish_reason == "abort":
+            self._failure = Failure(Fault.ABORT)
+        elif status < 400 and watch.is_done and not watch.has_failed:
+            self._outcome = Outcome.OK
+
+    def _computed(self) -> None:
+        """The replica has computed the prompt."""
+        means = self._means
+        means.service.started(self._decision.lease)
+        means.metrics.first_byte(self._wanted.model, means.loop.time() - self._asking.started)
+
+    # Its failure
+
+    def _answered_badly(self, failure: Failure) -> None:
+        self._failure = failure
+        if self._may_retry(failure):
+            raise _GivenUp(failure)
+
+    def _may_retry(self, failure: Failure) -> bool:
+        service, now = self._means.service, self._means.loop.time()
+        has_other = service.can_route(self.without(failure))
+        verdict = service.care.retries.judge(failure, self._number, now, self._asking.deadline, has_other=has_other)
+        return verdict is Verdict.RETRY
+
+    def _judge(self, error: ExchangeFailed) -> None:
+        """The exchange has not come to its end.
+
+        Raises:
+            Failed, UpstreamTimeout: as ``run``.
+        """
+        replica, service = self._decision.replica, self._means.service
+        has_begun = self.reply.has_begun
+        failure = Failure(_fault_of(error, has_begun=has_begun))
+        is_too_late = isinstance(error, TimedOut) and self._means.loop.time() >= self._asking.deadline
+        if not is_too_late:
+            self._failure = failure
+        match failure.fault:
+            case Fault.CONNECT:
+                service.unreachable(replica.endpoint)
+            case Fault.RESET | Fault.BROKE_OFF:  # somebody is there; whether it answers others is for a probe to say
+                service.broke_off(replica.endpoint)
+        if has_begun:
+            log.warning("%s: broke off in the middle of an answer: %s", replica.id, error)
+            self._break_off(UpstreamFailed(f"replica {replica.id} broke off in the middle of the answer"))
+            return
+        if is_too_late:
+            raise self._too_late() from error
+        if isinstance(error, TimedOut):
+            told: RequestError = UpstreamTimeout(f"replica {replica.id} sent nothing for {error.seconds:g} s")
+        else:
+            self._outcome = Outcome.UNREACHABLE
+            told = UpstreamFailed(f"replica {replica.id} cannot be reached: {error}", retry_after=2)
+        raise Failed(failure, told, may_retry=self._may_retry(failure)) from error
+
+    def _too_late(self) -> UpstreamTimeout:
+        seconds = self._asking.timeouts.total
+        return UpstreamTimeout(f"the request has not been answered within {seconds:g} s, which is all the time it has")
+
+    def _break_off(self, error: RequestError) -> None:
+        """End what has begun, visibly without its end: ``error`` is told as the stream's own kind of error, where it is one."""
+        if self._is_stream:
+            told = error if self._means.expose else error.without_names()
+            self.reply.write(b"\n\n" + error_event(self._asking.origin.path, told))
+        self.reply.break_off()
+
+
+def ending() -> NoReplica:
+    """What a client is told whose request is given up because kvlb ends."""
+    return NoReplica(
+        "kvlb is shutting down, and the answer has not come to its end; send the request again", retry_after=1
+    )
+
+
+def _retry_after(head: Head) -> float | None:
+    """When the replica may be asked again, in seconds: only 503 says that of the replica, and not of the client."""
+    told = head.header(b"retry-after") if head.status == 503 else None
+    return float(told) if told is not None and told.isdigit() and len(told) <= MAX_DIGITS else None
+
+
+def _fault_of(error: ExchangeFailed, *, has_begun: bool) -> Fault:
+    """What the replica did; ``has_begun`` when the client has had a byte of its answer."""
+    if isinstance(error, NotConnected):
+        return Fault.CONNECT
+    if isinstance(error, TimedOut):
+        return Fault.STALLED if has_begun else Fault.NO_ANSWER
+    return Fault.BROKE_OFF if has_begun else Fault.RESET
