@@ -17,14 +17,14 @@ pytestmark = pytest.mark.mutations
 ROOT = Path(__file__).parents[2]
 COPIED = ("hashing", "indexer", "balancer", "simulations", "tests/support")
 FOUND = "AssertionError"
-SEEDS, STEPS = 40, 500
+SEEDS, STEPS = (63, *range(40)), 500
 
 WALK = f"""
 import sys
 sys.path.insert(0, ".")
 from tests.support.simulated import SimulatedProcess
 from tests.support.story import KINDS, walk
-for seed in range({SEEDS}):
+for seed in {SEEDS}:
     walk(seed, {STEPS}, KINDS, SimulatedProcess)
 """
 
@@ -98,7 +98,8 @@ FAULTS: dict[str, Fault] = {
     "replays are applied in the order in which they come": Fault(
         "indexer/stream.py",
         "            self.pending[sequence] = batch\n            self._replay_was_fruitful = self._has_replayed = True\n",
-        "            self.pending[self.next_sequence] = batch\n            self._replay_was_fruitful = self._has_replayed = True\n",
+        "            self.pending[self.next_sequence] = batch\n"
+        "            self._replay_was_fruitful = self._has_replayed = True\n",
     ),
     "an end marker proves that all is there": Fault(
         "indexer/stream.py",
