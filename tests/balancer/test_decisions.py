@@ -102,6 +102,7 @@ def test_what_is_told_has_every_figure_the_policy_saw() -> None:
             {"replica": "b", "cached_tokens": 0, "queued_tokens": 0, "in_flight": 0, "cost": 100.0}
             | {"knowledge": "blind", "reason": "no source"},
         ],
+        "not_asked": [],
         "outcome": None,
         "truth": None,
     }
