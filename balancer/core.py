@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from balancer.media import NO_MEDIA, Media
+from balancer.stages import UNTIMED, Stages
 from hashing.extras import Lora
 from hashing.own import LearnedKeys
 from hashing.recipes import Recipe
@@ -87,7 +88,8 @@ class RouteRequest(msgspec.Struct, frozen=True):
     ``prompt_lengths`` has the tokens of each prompt (one, but for completions with a list of prompts); empty when the
     tokens are unknown. ``size_hint`` is a guess of the total for that case. ``reads_cache`` is false for requests that
     compute their whole prompt whatever is cached (vLLM: ``prompt_logprobs``). ``is_comparable`` says whether the engine's
-    ``cached_tokens`` will be that of this one prompt. ``request_id`` names it to people.
+    ``cached_tokens`` will be that of this one prompt. ``request_id`` names it to people. ``stages`` is told what has been done
+    for it.
     """
 
     model: str
@@ -97,6 +99,7 @@ class RouteRequest(msgspec.Struct, frozen=True):
     reads_cache: bool = True
     is_comparable: bool = True
     excluded: frozenset[ReplicaId] = frozenset()
+    stages: Stages = UNTIMED
     request_id: str = ""
 
     @property

@@ -9,7 +9,7 @@ import asyncio
 import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from typing import Final
 
@@ -28,7 +28,7 @@ from balancer.timeouts import TimeoutSettings
 from balancer.tokens import Tokenizer
 from balancer.upstream import open_session, whole
 
-TRACES: Final = frozenset({"log", "snapshot"})
+TRACES: Final = frozenset({"log", "snapshot", "tracing"})
 """Sections of the settings by which a service would leave something behind, or begin with what it was left."""
 
 POLL_SECONDS: Final = 0.1
@@ -65,6 +65,9 @@ async def looking_at(settings: Settings, seconds: float, tell: Callable[[str], N
     service = RouterService(Settings(**sections))
     await service.start()
     try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await service.follower.has_told.wait()
 
         async def facts() -> Facts:
             return survey(service, settings.snapshot)

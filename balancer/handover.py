@@ -34,15 +34,15 @@ class _Notes(msgspec.Struct, frozen=True):
 class Handover:
     """Both sides of it. Changes with ``accept``, ``adopt``, ``drop`` and ``drop_all``.
 
-    ``endpoints`` are the fleet's URLs: what a snapshot says of others is passed over.
+    ``endpoints`` are the fleet's URLs: what a snapshot says of others is passed over. None where others may yet be found.
     """
 
-    def __init__(self, router: Router, endpoints: Iterable[str]) -> None:
+    def __init__(self, router: Router, endpoints: Iterable[str] | None) -> None:
         self.waiting: dict[ReplicaId, Restored] = {}
         self._router = router
         self._has_accepted = False
         self._adopted: set[ReplicaId] = set()
-        self._hosts = {urlsplit(url).netloc for url in endpoints}
+        self._hosts = None if endpoints is None else {urlsplit(url).netloc for url in endpoints}
 
     # Taking
 
@@ -98,7 +98,7 @@ class Handover:
 
     def _is_wanted(self, replica: ReplicaId) -> bool:
         host, _, rank = replica.partition("#")
-        return host in self._hosts and (not rank or rank in _RANKS)
+        return (self._hosts is None or host in self._hosts) and (not rank or rank in _RANKS)
 
     def accept(self, restored: Sequence[Restored]) -> int:
         """All of it has come; returns the blocks that are in the index now.

@@ -7,6 +7,7 @@ and adapter, and hash no further than they are asked to.
 from collections.abc import Sequence
 
 from balancer.media import NO_MEDIA, Media
+from balancer.stages import UNTIMED, Stages
 from hashing.chain import Chain
 from hashing.errors import RecipeError, UnhashableError
 from hashing.extras import Extras, Lora
@@ -25,11 +26,13 @@ class PromptHashes:
         salt: str | None,
         memory: ChainMemory | None,
         media: Sequence[Media] = (),
+        stages: Stages = UNTIMED,
     ) -> None:
         self._prompts = prompts
         self._media = media or [NO_MEDIA] * len(prompts)
         self._salt = salt
         self._memory = memory
+        self._stages = stages
         self._made: dict[tuple[Recipe | LearnedKeys, Lora | None], Sequence[Keys]] = {}
 
     def chains(self, recipe: Recipe | LearnedKeys, adapter: Lora | None) -> Sequence[Keys]:
@@ -41,6 +44,7 @@ class PromptHashes:
 
     def _make(self, recipe: Recipe | LearnedKeys, adapter: Lora | None) -> Sequence[Keys]:
         made: list[Keys] = []
+        begin = self._stages.now()
         try:
             for tokens, media in zip(self._prompts, self._media, strict=True):
                 known = tokens if media.known_tokens is None else tokens[: media.known_tokens]
@@ -51,4 +55,21 @@ class PromptHashes:
                     made.append(Chain(recipe, known, extras, memory=self._memory))
         except (RecipeError, UnhashableError):
             return []
-        return made
+        self._stages.hashed(begin)
+        return made if self._stages is UNTIMED else [_Timed(chain, self._stages) for chain in made]
+
+
+class _Timed:
+    """A chain that notes how long its hashing takes."""
+
+    __slots__ = ("_chain", "_stages")
+
+    def __init__(self, chain: Keys, stages: Stages) -> None:
+        self._chain = chain
+        self._stages = stages
+
+    def keys(self, count: int, /) -> Sequence[int]:
+        begin = self._stages.now()
+        keys = self._chain.keys(count)
+        self._stages.hashed(begin)
+        return keys

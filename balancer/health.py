@@ -51,6 +51,7 @@ class Watcher:
         status: Callable[[str, Status], None],
         felt: Callable[[str, Pulse], None] | None = None,
     ) -> None:
+        self.replica = replica
         self.facts = EngineFacts()
         self.is_known = False
         self.clock_skew: float | None = None
@@ -63,7 +64,6 @@ class Watcher:
         """Whether it has ever answered, if only with an error."""
         self.signal = Signal.PROBE
         """How that was noticed."""
-        self._replica = replica
         self._settings = settings
         self._session = session
         self._headers = headers
@@ -111,7 +111,7 @@ class Watcher:
                     await self._learn()
         except Exception as error:  # whatever the endpoint does to us, it is watched on
             if not isinstance(error, FORESEEN):
-                log.exception("%s: a probe failed in a way that was not foreseen", self._replica.url)
+                log.exception("%s: a probe failed in a way that was not foreseen", self.replica.url)
             self._failed(error)
         else:
             await self._feel()
@@ -124,10 +124,10 @@ class Watcher:
             async with asyncio.timeout(self._settings.timeout_seconds):
                 self._pulse = read_pulse(await self._get("/metrics", required=True))
             if self._felt is not None:
-                self._felt(self._replica.url, self._pulse)
+                self._felt(self.replica.url, self._pulse)
         except Exception as error:
             if not isinstance(error, FORESEEN):
-                log.exception("%s: a look at its metrics failed in a way that was not foreseen", self._replica.url)
+                log.exception("%s: a look at its metrics failed in a way that was not foreseen", self.replica.url)
 
     async def _learn(self) -> None:
         await self._get("/health", required=True)
@@ -141,16 +141,16 @@ class Watcher:
             listing=facts.read_listing(models),
             version=facts.read_version(version),
             cache=facts.read_cache_config(metrics),
-            sources=facts.read_event_sources(sources, urlsplit(self._replica.url).hostname or ""),
+            sources=facts.read_event_sources(sources, urlsplit(self.replica.url).hostname or ""),
         )
         self._learn_at = asyncio.get_running_loop().time() + self._settings.relearn_seconds
         if self.is_known and self._is_up and self.facts.tells_the_same_as(known):
             return
         self.is_known = self.is_heard = True
-        self._learned(self._replica.url, describe(self._replica, self.facts))
+        self._learned(self.replica.url, describe(self.replica, self.facts))
 
     async def _get(self, path: str, *, required: bool = False) -> bytes:
-        async with self._session.get(self._replica.url + path, headers=self._headers) as response:
+        async with self._session.get(self.replica.url + path, headers=self._headers) as response:
             told = skew(response.headers.get("Date"), time.time())
             self.clock_skew = self.clock_skew if told is None else told
             if response.status == 200:
@@ -167,8 +167,8 @@ class Watcher:
         self._was_reported = False
         if not self._is_up:
             self._is_up = True
-            log.info("%s: serves %s", self._replica.url, ", ".join(card.id for card in self.facts.models))
-        self._status(self._replica.url, Status.ASLEEP if self._pulse.asleep else Status.READY)
+            log.info("%s: serves %s", self.replica.url, ", ".join(card.id for card in self.facts.models))
+        self._status(self.replica.url, Status.ASLEEP if self._pulse.asleep else Status.READY)
 
     def _failed(self, error: Exception) -> None:
         self._failures += 1
@@ -182,9 +182,9 @@ class Watcher:
         self.problem, self.signal = problem, signal
         if not self._was_reported:
             self._was_reported = True
-            log.warning("%s: cannot be used: %s", self._replica.url, problem)
+            log.warning("%s: cannot be used: %s", self.replica.url, problem)
         self._is_up = False
-        self._status(self._replica.url, Status.LOST)
+        self._status(self.replica.url, Status.LOST)
 
 
 def skew(date: str | None, now: float) -> float | None:

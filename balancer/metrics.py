@@ -17,7 +17,10 @@ from balancer.core import Decision, Outcome
 from balancer.errors import RateLimited, RequestError
 from balancer.fleet import Status
 from balancer.index_metrics import IndexCollector
+from balancer.observer import Observer
+from balancer.request_metrics import RequestCollector
 from balancer.service import RouterService
+from indexer.index import ReplicaId
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody here reads
 
@@ -29,7 +32,9 @@ POSITIONS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 class Metrics:
     """All metrics of one gateway process."""
 
-    def __init__(self, service: RouterService) -> None:
+    def __init__(self, service: RouterService, observer: Observer) -> None:
+        self._service = service
+        self._told_of: set[tuple[str, ReplicaId]] = set()
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "kvlb_requests",
@@ -85,6 +90,7 @@ class Metrics:
         service.waiting.on_entry = lambda ticket: self._ahead.labels(ticket.claim.urgency).observe(ticket.ahead)
         service.waiting.on_end = lambda end: self._waited.labels(end.urgency, end.outcome).observe(end.seconds)
         self._registry.register(_RouterCollector(service))
+        self._registry.register(RequestCollector(observer))
         # What labels() would look up at a higher price, for every request:
         self._ended: dict[tuple[str, str, Outcome], Counter] = {}
         self._first_bytes: dict[str, Histogram] = {}
@@ -96,6 +102,7 @@ class Metrics:
             ended = self._ended[model, path, outcome] = self._requests.labels(model, path, outcome)
         ended.inc()
         if decision.knows_tokens and outcome is not Outcome.UNREACHABLE:
+            self._told_of.add((model, decision.replica.id))
             self._prompt_tokens.labels(model, decision.replica.id).inc(decision.prompt_tokens)
             self._cached_tokens.labels(model, decision.replica.id).inc(decision.cached_tokens)
 
@@ -112,7 +119,12 @@ class Metrics:
         observed.observe(seconds)
 
     def page(self) -> bytes:
-        """The text of ``GET /metrics``."""
+        """The text of ``GET /metrics``. Nothing is told of replicas that are gone: they may be thousands in the end."""
+        gone = [each for each in self._told_of if self._service.router.fleet.get(each[1]) is None]
+        for model, replica in gone:
+            self._told_of.discard((model, replica))
+            self._prompt_tokens.remove(model, replica)
+            self._cached_tokens.remove(model, replica)
         return generate_latest(self._registry)
 
 
@@ -131,6 +143,7 @@ class _RouterCollector(IndexCollector):
         yield from self._audit()
         yield from self._tokenizer()
         yield from self._snapshot()
+        yield from self._discovery()
 
     def _replicas(self) -> Iterable[Metric]:
         in_flight = GaugeMetricFamily(
@@ -255,6 +268,25 @@ class _RouterCollector(IndexCollector):
         for how in ("asked", "cached", "failed"):
             asked.add_metric([how], self._service.tokenizer.counters[how])
         return [asked]
+
+    def _discovery(self) -> Iterable[Metric]:
+        follower = self._service.follower
+        endpoints = GaugeMetricFamily(
+            "kvlb_endpoints", "Endpoints that are watched, whether they answer or not.", len(self._service.watchers)
+        )
+        lists = CounterMetricFamily(
+            "kvlb_discovery_lists",
+            "What discovery has said: changed, another list than before; failed, nothing that could be used.",
+            labels=["result"],
+        )
+        for result in ("changed", "failed"):
+            lists.add_metric([result], follower.counts[result])
+        problem = GaugeMetricFamily(
+            "kvlb_discovery_problem",
+            "1 while the list of endpoints may be out of date; /kvlb/status says why.",
+            float(follower.problem is not None),
+        )
+        return [endpoints, lists, problem]
 
     def _snapshot(self) -> Iterable[Metric]:
         warm = self._service.warm

@@ -21,6 +21,7 @@ from balancer.healing import SETTLE_SECONDS
 from balancer.matching import Holding
 from balancer.policies.base import Policy
 from balancer.slow_start import SlowStart, SlowStartSettings
+from balancer.stages import Stage
 from balancer.words import counted
 from indexer.index import MAX_BLOCKS, ReplicaId
 
@@ -91,6 +92,7 @@ class Router:
         lease = self.fleet.acquire(live, decision.prompt_tokens - decision.cached_tokens)
         decision = msgspec.structs.replace(decision, lease=lease)
         self._open[lease] = self.caches.sent(decision, request, holding.missing)
+        request.stages.passed(Stage.MATCH)
         self.ejections.sent(decision.replica.id, lease, now)
         return decision
 
@@ -190,6 +192,8 @@ class Router:
 
     def _decide(self, request: RouteRequest, now: float, draw: float) -> tuple[Decision, Holding]:
         serving = self.room(request, now)
+        stages = request.stages
+        stages.passed(Stage.QUEUE)
         replicas = [live.replica for live in serving]
         shares = self.slow_start.shares([replica.id for replica in replicas], now)
         caches, prompt_tokens = self.caches, request.prompt_tokens
@@ -208,7 +212,9 @@ class Router:
             )
             for at, live in enumerate(serving)
         )
+        stages.passed(Stage.MATCH)
         chosen = self.policy.choose(candidates, draw)
+        stages.passed(Stage.CHOOSE)
         replica = next(each for each in replicas if each.id == chosen.replica)
         holding = caches.matcher.holding(request, replica)
         is_comparable = request.is_comparable and bool(caches.matcher.chains(request, replica))

@@ -19,8 +19,10 @@ import aiohttp
 from balancer.admission import ANYONE, Claim
 from balancer.care import Care
 from balancer.core import Decision, Failure, Outcome, Prompt, RouteRequest, Truth
-from balancer.decision_file import DecisionFile
+from balancer.decision_file import open_decision_file
 from balancer.decisions import NOBODY, DecisionLog, Origin
+from balancer.discovery import base as discovery
+from balancer.discovery.follower import Follower
 from balancer.errors import BadRequest, NoReplica, UnknownModel
 from balancer.facts import Described, EventSource, merge_listings
 from balancer.feed import EventFeed
@@ -33,10 +35,12 @@ from balancer.news import News
 from balancer.policies.base import make
 from balancer.pulse import Order, Pulse, Pulses
 from balancer.router import Router
-from balancer.settings import ReplicaSettings, Settings
+from balancer.settings import DiscoverySettings, ReplicaSettings, Settings
 from balancer.signals import Sign
 from balancer.silence import SILENT_AFTER, Silence, likely_causes
+from balancer.stages import UNTIMED, Stages
 from balancer.stalls import Answer
+from balancer.targets import Targets
 from balancer.tokens import Tokenizer
 from balancer.upstream import open_session
 from balancer.waiting import Waiting
@@ -81,15 +85,18 @@ class RouterService:
         self.limiter = Limiter(settings.limits)
         self.memory = ChainMemory(settings.hashing.memory_bytes, secret=secrets.randbits(64))
         self.decisions = DecisionLog(settings.log.decisions_kept)
-        self._decision_file: DecisionFile | None = None
+        self._decision_file = open_decision_file(settings.log, policy)
+        self.targets = Targets(self._watcher, self._came, self._left)
+        finds_more = settings.discovery != DiscoverySettings()
+        found_by = discovery.make(settings.discovery.name, settings.discovery.settings)
+        self.follower = Follower(found_by, settings.replicas, self.targets.set)
         self.warm = WarmStart(
             settings.snapshot,
-            Handover(self.router, [replica.url for replica in settings.replicas]),
+            Handover(self.router, None if finds_more else [replica.url for replica in settings.replicas]),
             self._hold_events,
         )
         self.session: aiohttp.ClientSession
         self.tokenizer: Tokenizer
-        self.watchers: dict[str, Watcher] = {}
         self.feed: EventFeed
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
@@ -103,23 +110,22 @@ class RouterService:
         self.session = open_session(self.settings.timeouts, self._tls)
         self.tokenizer = Tokenizer(self.session, self.settings.tokenizer)
         self.feed = EventFeed(self._take)
-        if self.settings.log.decisions is not None:
-            self._decision_file = DecisionFile(self.settings.log, self.router.policy)
+        if self._decision_file is not None:
             self._tasks.append(asyncio.create_task(self._decision_file.run()))
-        for replica in self.settings.replicas:
-            self._watch(replica)
-        self._tasks.append(asyncio.create_task(self._begin()))
+        self.targets.set(self.settings.replicas)
+        self._tasks += [asyncio.create_task(self.follower.run()), asyncio.create_task(self._begin())]
 
     async def _begin(self) -> None:
         """Take over what there is, and only then look at the fleet: a snapshot is restored into an empty index."""
         await self.warm.load(self.session)
         self._tasks += [asyncio.create_task(self._tick()), asyncio.create_task(self.warm.run())]
-        self._tasks += [asyncio.create_task(watcher.run()) for watcher in self.watchers.values()]
+        self.targets.begin()
 
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.targets.stop()
         await self.warm.save(logging.INFO)  # before the rest, which may wait for a disk
         if self._decision_file is not None:
             await self._decision_file.flush()
@@ -208,10 +214,10 @@ class RouterService:
         self.waiting.answered(lease, truth)
         self.waiting.look()
 
-    def hashes(self, prompts: Sequence[Prompt], salt: str | None) -> PromptHashes:
-        """The prompts' block hashes, made as far as they are needed."""
+    def hashes(self, prompts: Sequence[Prompt], salt: str | None, stages: Stages = UNTIMED) -> PromptHashes:
+        """The prompts' block hashes, made as far as they are needed; ``stages`` is told how long that takes."""
         tokens, media = [each.tokens for each in prompts], [each.media for each in prompts]
-        return PromptHashes(tokens, salt, self.memory, media)
+        return PromptHashes(tokens, salt, self.memory, media, stages)
 
     # What is known
 
@@ -220,9 +226,17 @@ class RouterService:
         """Whether any replica can take a request."""
         return any(live.is_available() for live in self.router.fleet)
 
+    @property
+    def watchers(self) -> dict[str, Watcher]:
+        """Those of the endpoints there are, by URL."""
+        return self.targets.watchers
+
     def problems(self) -> str:
         """Why each endpoint cannot be used, for people."""
-        return "; ".join(f"{url}: {watcher.problem}" for url, watcher in self.watchers.items() if watcher.problem)
+        problems = [f"{url}: {watcher.problem}" for url, watcher in self.watchers.items() if watcher.problem]
+        if self.follower.problem is not None:
+            problems.append(f"discovery: {self.follower.problem}")
+        return "; ".join(problems) or "there are no endpoints"
 
     async def wait_ready(self) -> None:
         """Return as soon as any replica can take a request."""
@@ -296,12 +310,21 @@ class RouterService:
 
     # News
 
-    def _watch(self, replica: ReplicaSettings) -> None:
+    def _watcher(self, replica: ReplicaSettings) -> Watcher:
         headers = {}
         if self.settings.upstream.api_key:
             headers["Authorization"] = f"Bearer {self.settings.upstream.api_key}"
-        watcher = Watcher(replica, self.settings.health, self.session, headers, self._learned, self._status, self._felt)
-        self.watchers[replica.url] = watcher
+        return Watcher(replica, self.settings.health, self.session, headers, self._learned, self._status, self._felt)
+
+    def _came(self, endpoint: str) -> None:
+        """It is there, perhaps again."""
+        if any(live.drain is Drain.LEAVING for live in self._behind(endpoint)):
+            self.drain(endpoint, None)
+
+    def _left(self, endpoint: str) -> None:
+        """It is not there any more: nothing new is sent there, and what it has is finished."""
+        self.drain(endpoint, Drain.LEAVING)
+        self.warm.described(endpoint)
 
     def _learned(self, endpoint: str, described: list[Described]) -> None:
         """The engine behind the endpoint has told what it is, for the first time or after it was lost."""

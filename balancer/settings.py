@@ -9,6 +9,8 @@ import ipaddress
 import math
 import re
 import tomllib
+from collections import Counter
+from operator import itemgetter
 from pathlib import PurePath
 from typing import Any, Final, get_args
 from urllib.parse import urlsplit
@@ -86,6 +88,13 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
 
 
+class DiscoverySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Who says which endpoints there are besides ``[[replicas]]``, and its own settings (its fields)."""
+
+    name: str = "static"
+    settings: dict[str, Any] = {}
+
+
 class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How text becomes token ids: by asking a replica."""
 
@@ -142,8 +151,22 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """File to which every decision is appended as a line of JSON, once its request has ended."""
     decisions_max_bytes: int = 64 * 1024 * 1024
     """A file of this size becomes FILE.1, and another is begun; so at most twice as much is used."""
+    access: str | None = None
+    """File to which every request is appended as a line of JSON once it has been answered; - is standard output."""
+    access_max_bytes: int = 64 * 1024 * 1024
+    """A file of this size becomes FILE.1, and another is begun."""
     decisions_kept: int = 1_000
     """Decisions kept in memory for /debug/decisions; some 300 bytes each, and 100 more for each candidate."""
+
+
+class TracingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where spans of requests go (OTLP over HTTP); needs ``kvlb[otlp]``."""
+
+    endpoint: str | None = None
+    """The collector, such as http://otel-collector:4318; without one nothing is traced; ``traceparent`` passes unchanged."""
+    sample_ratio: float = 1.0
+    """The share of requests that are traced, of those whose clients do not say."""
+    service_name: str = "kvlb"
 
 
 class SnapshotSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -167,6 +190,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Everything that can be set."""
 
     replicas: tuple[ReplicaSettings, ...] = ()
+    discovery: DiscoverySettings = DiscoverySettings()
     server: ServerSettings = ServerSettings()
     policy: PolicySettings = PolicySettings()
     tokenizer: TokenizerSettings = TokenizerSettings()
@@ -182,6 +206,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     index: IndexSettings = IndexSettings()
     log: LogSettings = LogSettings()
     snapshot: SnapshotSettings = SnapshotSettings()
+    tracing: TracingSettings = TracingSettings()
     auth: AuthSettings = AuthSettings()
     tls: TlsSettings = TlsSettings()
     tenants: TenantSettings = TenantSettings()
@@ -213,7 +238,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def convert(tree: dict[str, Any]) -> Settings:
-    """Settings from plain values; of ``[policy]`` everything but the name is the policy's own.
+    """Settings from plain values; of ``[policy]`` and ``[discovery]`` everything but the name is the named one's own.
 
     Raises:
         ConfigError: an unknown setting, or a value that cannot be used.
@@ -221,10 +246,11 @@ def convert(tree: dict[str, Any]) -> Settings:
     tree = dict(tree)
     if isinstance(tree.get("replicas"), dict):
         raise ConfigError("replicas: written as one table; write [[replicas]], with two brackets, before each of them")
-    policy = tree.get("policy")
-    if isinstance(policy, dict):
-        own = {key: value for key, value in policy.items() if key != "name"}
-        tree["policy"] = {"name": policy.get("name", PolicySettings().name), "settings": own}
+    for section, default in (("policy", PolicySettings().name), ("discovery", DiscoverySettings().name)):
+        named = tree.get(section)
+        if isinstance(named, dict):
+            own = {key: value for key, value in named.items() if key != "name"}
+            tree[section] = {"name": named.get("name", default), "settings": own}
     if isinstance(tree.get("timeouts"), dict):
         tree["timeouts"] = timeouts.gather_routes(tree["timeouts"])
     try:
@@ -271,8 +297,9 @@ def _fields(path: str) -> list[str]:
     return [field.name for field in msgspec.structs.fields(struct)]
 
 
-def _check(settings: Settings) -> None:
-    for at, replica in enumerate(settings.replicas):
+def check_replicas(replicas: tuple[ReplicaSettings, ...]) -> None:
+    """Raise ``ConfigError`` unless these endpoints can be used together."""
+    for at, replica in enumerate(replicas):
         check_url(f"replicas[{at}].url", replica.url)
         for name in ("events", "replay"):
             endpoint = getattr(replica, name)
@@ -293,16 +320,25 @@ def _check(settings: Settings) -> None:
         if replica.data_parallel_size is not None and not 1 <= replica.data_parallel_size <= 1024:
             raise ConfigError(f"replicas[{at}].data_parallel_size: {replica.data_parallel_size} is not 1 to 1024")
         _check_ports(f"replicas[{at}]", replica)
-    _check_bound_ports(settings.replicas)
-    urls = [replica.url for replica in settings.replicas]
-    twice = next((url for url in urls if urls.count(url) > 1), None)
-    if twice is not None:
+    _check_bound_ports(replicas)
+    twice, count = max(Counter(replica.url for replica in replicas).items(), key=itemgetter(1), default=("", 0))
+    if count > 1:
         raise ConfigError(f"replicas: {twice} is named twice; each endpoint is named once")
+
+
+def _check(settings: Settings) -> None:
+    check_replicas(settings.replicas)
     path = settings.snapshot.path
     if path is not None and (not PurePath(path).name or "\0" in path):
         raise ConfigError(f"snapshot.path: {path!a} names no file; give one like /var/lib/kvlb/index")
     for at, url in enumerate(settings.snapshot.siblings):
         check_url(f"snapshot.siblings[{at}]", url)
+    if settings.tracing.endpoint is not None:
+        check_url("tracing.endpoint", settings.tracing.endpoint)
+    if not 0 <= settings.tracing.sample_ratio <= 1:
+        raise ConfigError(
+            f"tracing.sample_ratio: {settings.tracing.sample_ratio} is not a share; give a number from 0 to 1"
+        )
     for path, key in (
         ("upstream.api_key", settings.upstream.api_key),
         ("snapshot.sibling_api_key", settings.snapshot.sibling_api_key),
@@ -356,6 +392,7 @@ def _positive(settings: Settings) -> list[tuple[str, float]]:
         ("ejection.max_pause_seconds", settings.ejection.max_pause_seconds),
         ("index.max_blocks", settings.index.max_blocks),
         ("log.decisions_max_bytes", settings.log.decisions_max_bytes),
+        ("log.access_max_bytes", settings.log.access_max_bytes),
         ("log.decisions_kept", settings.log.decisions_kept),
         ("snapshot.interval_seconds", settings.snapshot.interval_seconds),
         ("snapshot.max_age_seconds", settings.snapshot.max_age_seconds),

@@ -27,19 +27,18 @@ def survey(service: RouterService, snapshot: SnapshotSettings | None = None) -> 
     """Everything that can be said without asking anyone; ``snapshot`` is what was meant where the service has none."""
     path = (snapshot or service.settings.snapshot).path
     salts = service.decisions.salts()
-    settings = {replica.url: replica for replica in service.settings.replicas}
     watchers = service.watchers.items()
     streams = service.publishers()
     reports, silences = _usage(service)
     has_key = service.settings.upstream.api_key is not None
     return Facts(
         kvlb=version("kvlb"),
-        endpoints=tuple(_endpoint(url, watcher, settings[url], has_key=has_key) for url, watcher in watchers),
+        endpoints=tuple(_endpoint(url, watcher, has_key=has_key) for url, watcher in watchers),
         caches=tuple(
-            _cache(service, settings[url], watcher, each, streams.get(each.replica.id), reports, silences)
+            _cache(service, watcher, each, streams.get(each.replica.id), reports, silences)
             for url, watcher in watchers
             if watcher.is_known
-            for each in describe(settings[url], watcher.facts)
+            for each in describe(watcher.replica, watcher.facts)
             if service.router.fleet.get(each.replica.id) is not None
         ),
         max_blocks=service.router.caches.index.max_blocks,
@@ -63,12 +62,12 @@ def _unsaved(service: RouterService) -> str | None:
     )
 
 
-def _endpoint(url: str, watcher: Watcher, settings: ReplicaSettings, *, has_key: bool) -> Endpoint:
+def _endpoint(url: str, watcher: Watcher, *, has_key: bool) -> Endpoint:
     cards = watcher.facts.models
     return Endpoint(
         url=url,
         problem=watcher.problem,
-        version=settings.version or watcher.facts.version,
+        version=watcher.replica.version or watcher.facts.version,
         models=tuple(card.id for card in cards if card.parent is None),
         clock_skew=watcher.clock_skew,
         lacks_key=watcher.refusal in KEY_NEEDED and not has_key,
@@ -78,14 +77,13 @@ def _endpoint(url: str, watcher: Watcher, settings: ReplicaSettings, *, has_key:
 
 def _cache(
     service: RouterService,
-    settings: ReplicaSettings,
     watcher: Watcher,
     described: Described,
     status: PublisherStatus | None,
     reports: Counter[ReplicaId],
     silences: Counter[ReplicaId],
 ) -> Cache:
-    replica, source = described.replica, described.source
+    replica, source, settings = described.replica, described.source, watcher.replica
     router = service.router
     told = next((each for each in watcher.facts.cache if each.rank == replica.rank), CacheConfig(0, *[None] * 4))
     recognition = router.caches.recognitions[replica.id]

@@ -13,12 +13,13 @@ from collections.abc import AsyncIterator
 from balancer import settings as settings_module
 from balancer.commands import Command
 from balancer.commands.descriptors import publishers_within, raise_limit
-from balancer.commands.listening import LOG_LEVELS, begin_logging, bind, url_of
+from balancer.commands.listening import add_log_flags, bind, url_of
 from balancer.commands.loop import run_loop, stop_signal
 from balancer.http.routes import RouteTable, Served
 from balancer.http.server import HttpServer, ServerLimits
 from balancer.index_service.paths import IndexPaths, refuse
 from balancer.index_service.service import IndexService
+from balancer.logs import begin_logging
 from balancer.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -33,11 +34,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=PORT, help=f"port to listen on (default {PORT})")
     parser.add_argument("--max-body-bytes", type=int, metavar="N", help="largest request body (default 64 MiB)")
     parser.add_argument("--max-blocks", type=int, metavar="N", help="most blocks in the index (default 25 million)")
-    parser.add_argument("--log-level", default="info", choices=LOG_LEVELS)
+    add_log_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    begin_logging(args.log_level)
+    begin_logging(args.log_level, args.log_format)
     run_loop(_serve(read_settings(args)))
     return 0
 

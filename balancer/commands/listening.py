@@ -1,40 +1,21 @@
-"""What every command that serves does first: a log on stderr, and a socket that listens.
+"""What every command that serves does first: flags for its log, and a socket that listens.
 
-Knows the log's format, addresses and what the operating system says against them. Never knows what is served.
+Knows addresses and what the operating system says against them. Never knows what is served.
 """
 
+import argparse
 import errno
-import logging
 import socket
-import sys
-from typing import Final
-
-from aiohttp.http_exceptions import HttpProcessingError
 
 from balancer.errors import ConfigError
+from balancer.logs import LOG_FORMATS, LOG_LEVELS
 from balancer.settings import ServerSettings
 
-LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
-
-def begin_logging(level: str) -> None:
-    """Log to stderr from here on."""
-    logging.basicConfig(
-        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(message)s", force=True
-    )
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
-    logging.getLogger("aiohttp.server").addFilter(_shorten)
-
-
-def _shorten(record: logging.LogRecord) -> bool:
-    """What a client got wrong in HTTP itself is a line in the log, not a traceback of the parser."""
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, HttpProcessingError):
-        told = ascii(" ".join(error.message.split()))[1:-1]  # it quotes the client, who may write what he likes
-        record.msg, record.args = f"{record.getMessage()}: {told}", ()
-        record.exc_info = None
-        record.levelno, record.levelname = logging.WARNING, "WARNING"
-    return True
+def add_log_flags(parser: argparse.ArgumentParser) -> None:
+    """``--log-level`` and ``--log-format``, for ``begin_logging``."""
+    parser.add_argument("--log-level", default="info", choices=LOG_LEVELS)
+    parser.add_argument("--log-format", default="text", choices=LOG_FORMATS, help="json: a line of JSON for each")
 
 
 def bind(server: ServerSettings) -> socket.socket:

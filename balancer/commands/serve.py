@@ -16,11 +16,11 @@ from typing import Any
 
 from aiohttp import web
 
-from balancer import decision_file, snapshot_file
+from balancer import line_file, snapshot_file
 from balancer import settings as settings_module
 from balancer.commands import Command
 from balancer.commands.descriptors import raise_limit
-from balancer.commands.listening import LOG_LEVELS, begin_logging, bind, url_of
+from balancer.commands.listening import add_log_flags, bind, url_of
 from balancer.commands.loop import StopSignals, run_loop
 from balancer.errors import BalancerError, ConfigError
 from balancer.gateway.access import Access
@@ -31,10 +31,12 @@ from balancer.gateway.refusals import refuse
 from balancer.http.client import UNIX, HttpClient
 from balancer.http.server import HttpServer, ServerLimits
 from balancer.key_source import Watched, kept_fresh, read_keys, read_salts
+from balancer.logs import begin_logging
 from balancer.metrics import Metrics
+from balancer.observer import Observer
 from balancer.policies.base import names
 from balancer.service import RouterService
-from balancer.settings import LogSettings, Settings, SnapshotSettings
+from balancer.settings import DiscoverySettings, LogSettings, Settings, SnapshotSettings
 from balancer.tls import ServerTls, replica_context, server_tls
 from balancer.upstream import KEEPALIVE_SECONDS
 from balancer.words import counted
@@ -70,7 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="another gateway, whose index is taken over at the start; repeat it",
     )
-    parser.add_argument("--log-level", default="info", choices=LOG_LEVELS)
+    add_log_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,12 +80,12 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"--startup-timeout: {args.startup_timeout:g} cannot be used; give a number of seconds above 0"
         )
-    begin_logging(args.log_level)
+    begin_logging(args.log_level, args.log_format)
     raise_limit()
     sys.path.append("")  # a policy of one's own may lie in the folder that kvlb is started from
     settings = read_settings(args)
     check_snapshot(settings.snapshot)
-    check_decisions(settings.log)
+    check_lines(settings.log)
     run_loop(_serve(settings, args.startup_timeout))
     return 0
 
@@ -116,8 +118,10 @@ def read_settings(args: argparse.Namespace) -> Settings:
     if args.replica:
         tree["replicas"] = [{"url": url.rstrip("/")} for url in args.replica]
     settings = settings_module.convert(tree)
-    if not settings.replicas:
-        raise ConfigError("replicas: none given; name at least one with --replica http://HOST:PORT or in --config FILE")
+    if not settings.replicas and settings.discovery == DiscoverySettings():
+        raise ConfigError(
+            "replicas: none given; name at least one with --replica http://HOST:PORT or in --config FILE, or a [discovery]"
+        )
     return settings
 
 
@@ -132,15 +136,16 @@ def check_snapshot(settings: SnapshotSettings) -> None:
         raise ConfigError(f"snapshot.path: '{settings.path}': {problem}; name another file with --snapshot")
 
 
-def check_decisions(settings: LogSettings) -> None:
-    """Refuse what is no file.
+def check_lines(settings: LogSettings) -> None:
+    """Refuse files of lines that are no files.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: one is none.
     """
-    problem = None if settings.decisions is None else decision_file.problem(Path(settings.decisions))
-    if problem is not None:
-        raise ConfigError(f"log.decisions: '{settings.decisions}': {problem}; name another file")
+    for setting, path in (("log.decisions", settings.decisions), ("log.access", settings.access)):
+        problem = None if path is None else line_file.problem(path)
+        if problem is not None:
+            raise ConfigError(f"{setting}: '{path}': {problem}; name another file")
 
 
 def _read_file(name: str) -> dict[str, Any]:
@@ -196,7 +201,8 @@ async def running(settings: Settings, stop: StopSignals | None = None) -> AsyncI
         access = Access(settings, read_keys(settings.auth), read_salts(settings.tenants))
         tls, upstream_tls = server_tls(settings.tls), replica_context(settings.upstream)
         service = RouterService(settings, upstream_tls)
-        metrics = Metrics(service)
+        observer = Observer(settings)
+        metrics = Metrics(service, observer)
         control = f"{UNIX}{private}/control"
         runner = web.AppRunner(
             build_app(service, metrics, access),
@@ -206,9 +212,10 @@ async def running(settings: Settings, stop: StopSignals | None = None) -> AsyncI
             access_log=None,
         )
         await service.start()
+        observer.start()
         client = HttpClient(KEEPALIVE_SECONDS, upstream_tls)
         server = HttpServer(
-            Front(Proxy(service, metrics, client, access), client, control, access, settings.cors),
+            Front(Proxy(service, metrics, client, access, observer), client, control, access, settings.cors),
             refuse,
             ServerLimits(max_body_bytes=settings.server.max_body_bytes),
             access.caller,
@@ -223,6 +230,7 @@ async def running(settings: Settings, stop: StopSignals | None = None) -> AsyncI
             await _drain(service, server, stop)
             await runner.cleanup()
             await client.close()
+            await observer.stop()
             await service.stop()
 
 

@@ -152,6 +152,7 @@ class _Control:
             "policy": router.policy_name,
             "open_leases": router.fleet.open_leases,
             "endpoints": {url: watcher.problem or "ok" for url, watcher in self._service.watchers.items()},
+            "discovery": {"name": self._service.settings.discovery.name, "problem": self._service.follower.problem},
             "snapshot": self._service.warm.told(),
             "replicas": found,
         }

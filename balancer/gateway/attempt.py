@@ -23,13 +23,16 @@ from balancer.http.client import HttpClient
 from balancer.http.exchange import ExchangeFailed, Limits, NotConnected, TimedOut
 from balancer.http.messages import Head, Outgoing, Request
 from balancer.http.relay import Relay
-from balancer.http.reply import Reply
+from balancer.http.reply import Reply, Source
 from balancer.limits import Permit
 from balancer.metrics import Metrics
+from balancer.observer import Observer
 from balancer.opening import Opening, of_body, of_stream
+from balancer.records import Record
 from balancer.retries import Verdict
 from balancer.service import RouterService
 from balancer.sse import BodyWatch, StreamWatch
+from balancer.stages import Stage
 from balancer.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
@@ -44,6 +47,7 @@ class Means(msgspec.Struct, frozen=True):
     service: RouterService
     metrics: Metrics
     client: HttpClient
+    observer: Observer
     loop: asyncio.AbstractEventLoop
     expose: bool
 
@@ -60,6 +64,7 @@ class Asking(msgspec.Struct, frozen=True):
     timeouts: Timeouts
     started: float
     deadline: float
+    record: Record
 
 
 class Failed(Exception):
@@ -91,6 +96,9 @@ class Attempt(Relay):
         self._asking = asking
         self._wanted = wanted
         self._decision = decision
+        self._noted = means.observer.tried(asking.record, decision)
+        self._stages = asking.record.stages
+        self._awaits = Stage.CONNECT
         self._number = number
         self._watch: StreamWatch | BodyWatch
         self._is_stream = False
@@ -139,8 +147,11 @@ class Attempt(Relay):
 
     def _outgoing(self) -> Outgoing:
         request, origin, visit = self._asking.request, self._asking.origin, self._asking.visit
+        kept_back = visit.kept_back | self._asking.record.replaced_headers
         target = f"{origin.path}?{request.query}" if request.query else origin.path
-        lines = headers.to_replica(request.headers, self._decision, origin.request_id, visit.kept_back, visit.key)
+        lines = headers.to_replica(
+            request.headers, self._decision, origin.request_id, kept_back, visit.key, self._noted.span
+        )
         return Outgoing(b"POST", target.encode("latin-1"), lines, self._asking.asked.body)
 
     def _limits(self) -> Limits:
@@ -154,9 +165,16 @@ class Attempt(Relay):
         if truth is not None:
             unknown = 0 if self._decision.knows_tokens else truth.prompt_tokens or 0
             asking.permit.charge(unknown + (truth.completion_tokens or 0))
+        self._stages.passed(self._awaits)
+        self._noted.outcome, self._noted.truth, self._noted.end = self._outcome, truth, self._stages.now()
         self._means.metrics.finished(self._wanted.model, asking.origin.path, self._decision, self._outcome)
 
     # The answer as it comes
+
+    def opened(self, connection: Source) -> None:
+        self._stages.passed(Stage.CONNECT)
+        self._awaits = Stage.FIRST_BYTE
+        super().opened(connection)
 
     def head(self, head: Head) -> None:
         kind = (head.header(b"content-type") or b"").partition(b";")[0].strip().lower()
@@ -205,6 +223,8 @@ class Attempt(Relay):
     def _computed(self) -> None:
         """The replica has computed the prompt."""
         means = self._means
+        self._stages.passed(Stage.FIRST_BYTE)
+        self._awaits = Stage.STREAM
         means.service.started(self._decision.lease)
         means.metrics.first_byte(self._wanted.model, means.loop.time() - self._asking.started)
 
@@ -239,7 +259,9 @@ class Attempt(Relay):
             case Fault.RESET | Fault.BROKE_OFF:  # somebody is there; whether it answers others is for a probe to say
                 service.broke_off(replica.endpoint)
         if has_begun:
-            log.warning("%s: broke off in the middle of an answer: %s", replica.id, error)
+            record = self._asking.record
+            of = {"request_id": record.request_id, "replica": replica.id, "tenant": record.tenant}
+            log.warning("%s: broke off in the middle of an answer: %s", replica.id, error, extra=of)
             self._break_off(UpstreamFailed(f"replica {replica.id} broke off in the middle of the answer"))
             return
         if is_too_late:

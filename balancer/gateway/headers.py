@@ -12,6 +12,7 @@ from balancer.core import Decision
 from balancer.errors import BadRequest
 from balancer.http.fields import Fields, end_to_end, first, lines
 from balancer.http.relay import FRAMING
+from balancer.trace_context import TRACEPARENT, TraceContext
 
 RANK: Final = b"X-data-parallel-rank"
 """Read by vLLM >= 0.14; the rank is the router's to choose, so a client's own is dropped."""
@@ -85,11 +86,17 @@ def to_replica(
     request_id: str,
     kept_back: frozenset[bytes] = frozenset(),
     key: bytes | None = None,
+    span: TraceContext | None = None,
 ) -> bytes:
-    """The lines of the client's headers, as the chosen replica shall see them; ``key`` is an ``Authorization`` of ours."""
+    """The lines of the client's headers, as the chosen replica shall see them.
+
+    ``key`` is an ``Authorization`` of ours, ``span`` what the replica works within, if anyone traces.
+    """
     kept = _named(end_to_end(fields, NOT_TO_REPLICA | kept_back if kept_back else NOT_TO_REPLICA), request_id)
     if key is not None:
         kept.append((b"Authorization", key))
+    if span is not None:
+        kept.append((TRACEPARENT, span.header()))
     if decision.replica.ranks > 1:
         kept.append((RANK, b"%d" % decision.replica.rank))
     return lines(kept)

@@ -21,19 +21,23 @@ from balancer.http.messages import Request
 from balancer.http.reply import Reply
 from balancer.limits import NO_PERMIT
 from balancer.metrics import Metrics
+from balancer.observer import Observer
 from balancer.service import RouterService
 
 
 class Proxy:
     """Forwards inference requests. Holds no state of its own between them. Make it in a running loop."""
 
-    def __init__(self, service: RouterService, metrics: Metrics, client: HttpClient, access: Access) -> None:
+    def __init__(
+        self, service: RouterService, metrics: Metrics, client: HttpClient, access: Access, observer: Observer
+    ) -> None:
         self._service = service
         self._metrics = metrics
         self._access = access
+        self._observer = observer
         self._loop = asyncio.get_running_loop()
         settings = service.settings
-        self._means = Means(service, metrics, client, self._loop, settings.server.expose_decisions)
+        self._means = Means(service, metrics, client, observer, self._loop, settings.server.expose_decisions)
         self._timeouts = {path: settings.timeouts.of(path) for path in openai.PATHS}
         self._max_wait = settings.admission.max_wait_seconds
         self._max_body_bytes = settings.server.max_body_bytes
@@ -43,21 +47,26 @@ class Proxy:
         started = self._loop.time()
         fields = request.headers
         request_id = headers.request_id(fields)
+        record = self._observer.begin(request, path, request_id, reply)
         visit, permit = Visit(), NO_PERMIT
         try:
             visit = self._access.visit(fields)
             caller = visit.caller
+            record.tenant = caller.tenant
             permit = self._service.limiter.enter(caller.name, caller.tenant, caller.rates, started)
             body = await unpacked(request.body, headers.text(fields, b"content-encoding"), self._max_body_bytes)
             content_type = headers.text(fields, b"content-type")
-            asked = await read_request(self._service, self._access, visit, path, content_type, body, request_id)
+            asked = await read_request(
+                self._service, self._access, visit, path, content_type, body, request_id, record.stages
+            )
+            record.model = asked.request.model
             permit.spend(sum(asked.request.prompt_lengths), self._loop.time())
             origin, timeouts = Origin(request_id, path, asked.salt), self._timeouts[path]
             patience = min(self._max_wait, headers.max_wait(fields), timeouts.total)
             claim = Claim(caller.tenant, Urgency.of(asked.priority), started + patience)
             deadline = started + timeouts.total
             await self._forward(
-                Asking(request, visit, asked, origin, claim, permit, timeouts, started, deadline), reply
+                Asking(request, visit, asked, origin, claim, permit, timeouts, started, deadline, record), reply
             )
         except asyncio.CancelledError:
             if not (reply.is_lost or reply.has_begun):
@@ -65,9 +74,11 @@ class Proxy:
             raise
         except RequestError as error:
             self._metrics.refused(path, error)
+            record.error = error.message
             reply.send(refuse(self._access.told(visit.caller, error), (headers.REQUEST_ID.decode(), request_id)))
         finally:
             permit.leave()
+            self._observer.finished(record, reply.status)
 
     async def _forward(self, asking: Asking, reply: Reply) -> None:
         service = self._service

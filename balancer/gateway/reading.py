@@ -19,6 +19,7 @@ from balancer.limits import check_prompt
 from balancer.nesting import is_deeper
 from balancer.openai import Inbound
 from balancer.service import RouterService
+from balancer.stages import UNTIMED, Stage, Stages
 from balancer.tokens import Prompts
 
 BYTES_PER_TOKEN: Final = 4
@@ -46,8 +47,9 @@ async def read_request(
     content_type: str,
     body: bytes,
     request_id: str = "",
+    stages: Stages = UNTIMED,
 ) -> Asked:
-    """What a body for ``path`` (one of ``openai.PATHS``) asks of the router.
+    """What a body for ``path`` (one of ``openai.PATHS``) asks of the router; ``stages`` is told what has been done.
 
     Raises:
         BadRequest: the body cannot be read, is nested too deeply, or names no model where several are served.
@@ -66,23 +68,26 @@ async def read_request(
     access.check_model(visit.caller, model)
     admitted = access.admit(visit, path, inbound, body)
     body, salt = admitted.body, admitted.salt
+    stages.passed(Stage.READ)
     prompts: Prompts = ()
     if inbound.token_ids:
         prompts = tuple([Prompt(ids, inbound.media) for ids in inbound.token_ids])
     elif inbound.has_text and service.settings.tokenizer.enabled:
         prompts = await _tokenise(service, path, inbound, model, body, visit.questions)
+        stages.passed(Stage.TOKENIZE)
     if prompts:
         check_prompt(sum([len(each.tokens) for each in prompts]), limits)
         if _is_taken_by_none(prompts, service.max_model_len(model)):
             prompts = ()  # nobody need hash a million tokens to say where it would go
     request = RouteRequest(
         model=model,
-        hashes=service.hashes(prompts, salt) if prompts else NO_HASHES,
+        hashes=service.hashes(prompts, salt, stages) if prompts else NO_HASHES,
         prompt_lengths=tuple([len(each.tokens) for each in prompts]),
         size_hint=len(body) // BYTES_PER_TOKEN,
         reads_cache=inbound.reads_cache,
         is_comparable=inbound.is_comparable and len(prompts) == 1 and prompts[0].media.known_tokens is None,
         request_id=request_id[:MAX_ID],
+        stages=stages,
     )
     return Asked(request, salt, body, admitted.priority or 0)
 

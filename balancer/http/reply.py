@@ -85,6 +85,12 @@ class Reply:
         """Whether the client has gone."""
         return self._client.is_closed
 
+    @property
+    def peer(self) -> str:
+        """The address at the other end of the connection; empty where it has none (a socket in the file system)."""
+        name = self._client.transport.get_extra_info("peername")
+        return str(name[0]) if isinstance(name, tuple) else ""
+
     def comes_from(self, source: Source) -> None:
         """Let this one wait from now on while the client does not keep up."""
         self._source = source

@@ -164,7 +164,9 @@ def test_a_mistake_is_named_by_its_path(tree: dict[str, Any], message: str) -> N
 SECTIONS = {
     field.name: field.type
     for field in msgspec.structs.fields(Settings)
-    if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct) and field.name != "policy"
+    if isinstance(field.type, type)
+    and issubclass(field.type, msgspec.Struct)
+    and field.name not in {"policy", "discovery"}
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from balancer.core import Candidate, PrefixHashes
 from balancer.openai import MAX_PROMPTS, PATHS
+from balancer.stages import Stages
 from balancer.tokens import Prompts
 from tests.support.gateways import Gateway, close, gateway, get, post, split, unchunk
 from tests.support.upstream import OK, Received, Upstream, upstream
@@ -574,9 +575,9 @@ def test_a_text_request_of_many_prompts_is_routed_by_load(monkeypatch: pytest.Mo
             replica.paths[f"{COMPLETIONS}/render"] = json.dumps([{"token_ids": [1, 2]}] * count).encode()
             hashes = front.service.hashes
 
-            def counted(prompts: Prompts, salt: str | None) -> PrefixHashes:
+            def counted(prompts: Prompts, salt: str | None, stages: Stages) -> PrefixHashes:
                 seen.append(len(prompts))
-                return hashes(prompts, salt)
+                return hashes(prompts, salt, stages)
 
             monkeypatch.setattr(front.service, "hashes", counted)
             await front.exchange(post(COMPLETIONS, b'{"model":"m","prompt":["a"]}'))

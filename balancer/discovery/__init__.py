@@ -1,0 +1,1 @@
+"""Where the endpoints come from, besides those that the settings name."""

@@ -1,0 +1,91 @@
+"""How long each part of one request took.
+
+Knows the parts and their order. Never knows a clock: whoever makes a ``Stages`` brings one (nanoseconds, never going back), so
+that the core can say what has ended without knowing when. Between calls: laps follow each other without a gap.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+
+class Stage(StrEnum):
+    """What a request's time is spent on, in the order in which it is."""
+
+    READ = "read"  # unpacking and parsing the body
+    TOKENIZE = "tokenize"
+    QUEUE = "queue"  # waiting for a place at a replica
+    HASH = "hash"  # within the match: as far as the index asks for hashes
+    MATCH = "match"  # asking the index, without the hashing
+    CHOOSE = "choose"  # the policy's
+    CONNECT = "connect"  # next to nothing where a connection was kept
+    FIRST_BYTE = "first_byte"  # of output: the replica's queue and its prefill
+    STREAM = "stream"  # the rest of the answer
+
+
+class Lap(msgspec.Struct, frozen=True, gc=False):
+    """One stretch of time, in nanoseconds on the clock of its ``Stages``. A retry has further laps of the same stages."""
+
+    stage: Stage
+    begin: int
+    end: int
+
+
+class Stages:
+    """One request's laps. Changes with ``passed`` and ``hashed``."""
+
+    __slots__ = ("_clock", "_hashed", "_last", "began", "laps")
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self.began = self._last = clock()
+        self.laps: list[Lap] = []
+        self._hashed = 0
+
+    def __repr__(self) -> str:
+        return f"<Stages {', '.join(f'{stage} {ns / 1e6:.3f} ms' for stage, ns in self.spent().items())}>"
+
+    def now(self) -> int:
+        """The time on its clock."""
+        return self._clock()
+
+    def passed(self, stage: Stage) -> None:
+        """What has been done since the last call was this."""
+        now = self._clock()
+        self.laps.append(Lap(stage, self._last, now))
+        self._last = now
+
+    def hashed(self, begin: int) -> None:
+        """Hashes were made since ``begin``, in the midst of a match."""
+        self._hashed += self._clock() - begin
+
+    def spent(self) -> dict[Stage, int]:
+        """Nanoseconds in each stage that there was, all attempts together."""
+        spent: dict[Stage, int] = {}
+        for lap in self.laps:
+            spent[lap.stage] = spent.get(lap.stage, 0) + lap.end - lap.begin
+        if self._hashed:
+            spent[Stage.HASH] = self._hashed
+            if Stage.MATCH in spent:
+                spent[Stage.MATCH] = max(0, spent[Stage.MATCH] - self._hashed)
+        return spent
+
+
+class _Untimed(Stages):
+    """For whoever does not ask how long anything takes."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(int)
+
+    def passed(self, stage: Stage) -> None:
+        pass
+
+    def hashed(self, begin: int) -> None:
+        pass
+
+
+UNTIMED: Final[Stages] = _Untimed()

@@ -1,0 +1,128 @@
+"""``discovery/follower.py``: the last usable list stays, each change and each problem is told once."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+import pytest
+
+from balancer.discovery import follower as follower_module
+from balancer.discovery.base import Failed, Found
+from balancer.discovery.follower import Follower
+from balancer.discovery.static import Static
+from balancer.settings import ReplicaSettings
+from tests.support.waiting import run
+
+GIVEN = (ReplicaSettings(url="http://g:1", hash_seed="1"),)
+
+News = Found | Failed | Exception
+
+
+class Scripted(msgspec.Struct, frozen=True):
+    """Says one thing after the other, in as many lives as it raises errors, and then no more."""
+
+    news: list[News]
+
+    async def watch(self) -> AsyncIterator[Found | Failed]:
+        while self.news:
+            each = self.news.pop(0)
+            if isinstance(each, Exception):
+                raise each
+            yield each
+
+
+def found(*urls: str, **settings: str) -> Found:
+    return Found(tuple(ReplicaSettings(url=url, **settings) for url in urls), "it was said")  # type: ignore[arg-type]
+
+
+def follow(*news: News, given: tuple[ReplicaSettings, ...] = GIVEN) -> tuple[Follower, list[Sequence[ReplicaSettings]]]:
+    lists: list[Sequence[ReplicaSettings]] = []
+    made = Follower(Scripted(list(news)), given, lists.append)
+    run(made.run())
+    return made, lists
+
+
+def urls(replicas: Sequence[ReplicaSettings]) -> list[str]:
+    return [each.url for each in replicas]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(follower_module, "BEGIN_ANEW_SECONDS", 0.001)
+    caplog.set_level(logging.INFO)
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name.startswith("balancer")]
+
+
+def test_endpoints_of_the_settings_are_always_there_and_say_the_last_word() -> None:
+    _, lists = follow(found("http://a:1", "http://g:1", hash_seed="2"), found())
+    assert [urls(each) for each in lists] == [["http://g:1", "http://a:1"], ["http://g:1"]]
+    assert lists[0][0].hash_seed == "1"
+
+
+def test_a_list_that_says_nothing_new_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    made, lists = follow(found(), found("http://a:1"), found("http://a:1"))
+    assert len(lists) == made.counts["changed"] == 1
+    assert told(caplog) == ["discovery: it was said: 2 endpoints; come: http://a:1; gone: none"]
+
+
+def test_a_failure_is_told_once_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    made, lists = follow(found("http://a:1"), Failed("it is away"), Failed("it is away"), found("http://a:1"))
+    assert len(lists) == 1
+    assert made.counts["failed"] == 2
+    assert made.problem is None
+    assert told(caplog)[1:] == ["discovery: it is away", "discovery: works again"]
+
+
+def test_a_list_that_cannot_be_used_is_a_failure() -> None:
+    made, lists = follow(found("http://a:1"), found("http://b:1", "http://b:1"))
+    assert [urls(each) for each in lists] == [["http://g:1", "http://a:1"]]
+    assert made.problem == (
+        "replicas: http://b:1 is named twice; each endpoint is named once; what was found last is kept"
+    )
+
+
+def test_a_discovery_that_breaks_is_begun_anew(caplog: pytest.LogCaptureFixture) -> None:
+    made, lists = follow(found("http://a:1"), ZeroDivisionError("oops"), found("http://b:1"))
+    assert [urls(each)[1:] for each in lists] == [["http://a:1"], ["http://b:1"]]
+    assert made.counts["failed"] == 1
+    assert "Traceback" in caplog.text
+
+
+def test_long_lists_are_told_in_one_short_line(caplog: pytest.LogCaptureFixture) -> None:
+    follow(found(*(f"http://h{n:03}:1" for n in range(500))))
+    (line,) = told(caplog)
+    assert line.endswith("http://h009:1 and 490 more; gone: none")
+    assert len(line) < 400
+
+
+def test_without_a_discovery_nothing_ever_changes() -> None:
+    lists: list[Sequence[ReplicaSettings]] = []
+    made = Follower(Static(), GIVEN, lists.append)
+    run(made.run())
+    assert (lists, made.problem, made.has_told.is_set()) == ([], None, True)
+
+
+def test_it_ends_when_it_is_cancelled() -> None:
+    closed = []
+
+    class Endless(msgspec.Struct, frozen=True):
+        async def watch(self) -> AsyncIterator[Found | Failed]:
+            try:
+                yield found("http://a:1")
+                await asyncio.Event().wait()
+            finally:
+                closed.append(True)
+
+    async def check() -> None:
+        made = Follower(Endless(), GIVEN, lambda _: None)
+        task = asyncio.create_task(made.run())
+        await made.has_told.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert closed == [True]
+
+    run(check())
