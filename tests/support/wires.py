@@ -22,16 +22,19 @@ class Wire:
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._dead: list[socket.socket] = []
         self._is_silent = threading.Event()
+        self._is_cut = threading.Event()
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="wire")
         self._thread.start()
 
     def silence(self) -> None:
-        """From now on nothing passes, and nobody is told."""
+        """Nothing passes any more once this returns, and nobody is told."""
         self._is_silent.set()
+        assert self._is_cut.wait(10.0)
 
     def mend(self) -> None:
         self._is_silent.clear()
+        self._is_cut.clear()
 
     def close(self) -> None:
         self._is_closing.set()
@@ -51,6 +54,7 @@ class Wire:
                     self._carry(key.fileobj, key.data)  # type: ignore[arg-type]
             if self._is_silent.is_set():
                 self._kill_all()
+                self._is_cut.set()
 
     def _accept(self) -> None:
         near, _ = self._listener.accept()

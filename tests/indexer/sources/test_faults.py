@@ -33,7 +33,9 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.fixture
 def hasty(received: Received) -> Iterator[EventReader]:
-    reader = EventReader(received.deliver, msgspec.structs.replace(SETTINGS, heartbeat=0.1))
+    """Misses a host long before it asks, by the replay socket's own way, whether there is more."""
+    settings = msgspec.structs.replace(SETTINGS, heartbeat=0.1, recheck_idle=5.0)
+    reader = EventReader(received.deliver, settings)
     yield reader
     reader.close()
 
