@@ -63,6 +63,12 @@ class Replica(msgspec.Struct, frozen=True):
             return None
         return next((adapter for adapter in self.adapters if adapter.name == model), None)
 
+    @property
+    def base_models(self) -> tuple[str, ...]:
+        """The names it serves that are no adapter's."""
+        adapters = {adapter.name for adapter in self.adapters}
+        return tuple(model for model in self.models if model not in adapters)
+
 
 class PrefixHashes(Protocol):
     """A request's prompts as chains of block keys, made only for the recipes that are asked for."""

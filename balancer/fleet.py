@@ -116,6 +116,10 @@ class Fleet:
         """Every replica of this model, available or not."""
         return [live for live in self._live.values() if model in live.replica.models]
 
+    def behind(self, endpoint: str) -> list[LiveReplica]:
+        """The replicas of one endpoint, available or not."""
+        return [live for live in self._live.values() if live.replica.endpoint == endpoint]
+
     def models(self) -> list[str]:
         """The names served by any replica, in a stable order."""
         return sorted({model for live in self for model in live.replica.models})

@@ -170,9 +170,7 @@ class Handover:
 
 def identity(replica: Replica) -> str:
     """What a replica must still be for its blocks to mean the same: its base models and what it says of its recipe."""
-    adapters = {adapter.name for adapter in replica.adapters}
-    base = sorted(model for model in replica.models if model not in adapters)
-    return msgspec.json.encode([base, replica.recipe]).decode()
+    return msgspec.json.encode([sorted(replica.base_models), replica.recipe]).decode()
 
 
 _RANKS: Final = frozenset(map(str, range(MAX_RANKS)))

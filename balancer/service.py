@@ -318,7 +318,7 @@ class RouterService:
 
     def _came(self, endpoint: str) -> None:
         """It is there, perhaps again."""
-        if any(live.drain is Drain.LEAVING for live in self._behind(endpoint)):
+        if any(live.drain is Drain.LEAVING for live in self.router.fleet.behind(endpoint)):
             self.drain(endpoint, None)
 
     def _left(self, endpoint: str) -> None:
@@ -330,14 +330,13 @@ class RouterService:
         """The engine behind the endpoint has told what it is, for the first time or after it was lost."""
         self.tokenizer.forget_endpoint(endpoint)
         wanted = {each.replica.id for each in described}
-        for live in self._behind(endpoint):
+        for live in self.router.fleet.behind(endpoint):
             if live.replica.id not in wanted:
                 self._forget(live.replica.id)
         for each in described:
             is_new = self.router.fleet.get(each.replica.id) is None
-            adapters = {adapter.name for adapter in each.replica.adapters}
-            base = [model for model in each.replica.models if model not in adapters]
-            self._obey(each.replica.id, self._pulses.serves(each.replica.id, base), "it serves another model")
+            order = self._pulses.serves(each.replica.id, each.replica.base_models)
+            self._obey(each.replica.id, order, "it serves another model")
             self.router.put(each.replica)
             resume = self.warm.adopt(each)
             if is_new:  # until the subscription says otherwise
@@ -347,10 +346,6 @@ class RouterService:
             self._follow(each.replica.id, each.source, resume)
         self.warm.described(endpoint)
         self.waiting.look()
-
-    def _behind(self, endpoint: str) -> list[LiveReplica]:
-        """The replicas behind one endpoint."""
-        return [live for live in self.router.fleet if live.replica.endpoint == endpoint]
 
     def _forget(self, replica: ReplicaId) -> None:
         """The replica is gone."""
@@ -385,7 +380,7 @@ class RouterService:
     def _felt(self, endpoint: str, pulse: Pulse) -> None:
         """One look at the endpoint's metrics."""
         clears = self.router.caches.index.clears
-        for live in self._behind(endpoint):
+        for live in self.router.fleet.behind(endpoint):
             replica = live.replica
             order = self._pulses.look(replica.id, replica.rank, pulse, clears[replica.id])
             self._obey(replica.id, order, "the engine was restarted")
@@ -417,7 +412,7 @@ class RouterService:
         self.feed.reader.restart(replica, reason)
 
     def _status(self, endpoint: str, status: Status) -> None:
-        for live in self._behind(endpoint):
+        for live in self.router.fleet.behind(endpoint):
             if live.health is not status:
                 log.info("%s: %s", live.replica.id, status)
                 self.router.set_status(live.replica.id, status)

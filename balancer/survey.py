@@ -95,7 +95,7 @@ def _cache(
         endpoint=replica.endpoint,
         rank=replica.rank,
         ranks=replica.ranks,
-        models=tuple(name for name in replica.models if replica.adapter(name) is None),
+        models=replica.base_models,
         version=settings.version or watcher.facts.version,
         has_prefix_caching=told.has_prefix_caching,
         block_size=in_use.get("block_size") or settings.block_size or told.block_size,

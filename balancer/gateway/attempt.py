@@ -141,8 +141,7 @@ class Attempt(Relay):
         replica = self._decision.replica
         gone = frozenset({replica.id})
         if failure.fault.is_of_endpoint:
-            fleet = self._means.service.router.fleet
-            gone |= {live.replica.id for live in fleet if live.replica.endpoint == replica.endpoint}
+            gone |= {live.replica.id for live in self._means.service.router.fleet.behind(replica.endpoint)}
         return msgspec.structs.replace(self._wanted, excluded=self._wanted.excluded | gone)
 
     def _outgoing(self) -> Outgoing:

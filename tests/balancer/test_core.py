@@ -10,6 +10,7 @@ def test_an_adapter_is_found_by_the_name_it_is_served_under() -> None:
     found = replica("a", models=("m", "sql"), adapters=(sql,))
     assert found.adapter("sql") == sql
     assert found.adapter("m") is None
+    assert found.base_models == ("m",)
 
 
 def test_several_prompts_count_together() -> None:

@@ -112,6 +112,14 @@ def test_models_are_those_of_any_replica() -> None:
     assert [each.replica.id for each in owner.serving("z")] == ["b"]
 
 
+def test_ranks_lie_behind_one_endpoint_in_whatever_state() -> None:
+    owner = fleet("a", "b")
+    owner.put(replica("a#1", endpoint=live(owner).replica.endpoint))
+    owner.set_status(A, Status.LOST)
+    assert [each.replica.id for each in owner.behind("http://a:8000")] == ["a", "a#1"]
+    assert owner.behind("http://c:8000") == []
+
+
 def test_later_leases_have_higher_numbers() -> None:
     owner = fleet("a", "b")
     first = owner.acquire(live(owner), 1)
