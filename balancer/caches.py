@@ -126,7 +126,7 @@ class Caches:
         self._lose(replica, events=self.index.apply(replica, events))
 
     def restore(self, restored: Restored, losses: Losses) -> None:
-        """What another router knew of a replica that is in the fleet now; its blocks are in the index already."""
+        """What other caches knew of a replica that is in the fleet now; its blocks are in the index already."""
         image = restored.image
         self.recognitions[image.replica].restore(image.recognition, restored.learned)
         self.positions[image.replica] = image.position

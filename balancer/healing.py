@@ -178,9 +178,7 @@ class Healer:
             # The hit implies what a prompt of that length leaves.
             implied = unnamed(doubt.rule, self._index.gpu, bit, doubt.keys, doubt.actual + 1)
         else:
-            held = self._index.gpu.groups.get(0, {})
-            found = doubt.keys[: doubt.actual // doubt.block_size]
-            implied = [key for key in found if not held.get(key, 0) & bit]
+            implied = self._index.gpu.lacking(bit, 0, doubt.keys[: doubt.actual // doubt.block_size])
         if not implied:
             return Finding(doubt, Cause.ROUTING, "blocks were stored before the request was computed")
         if not self._index.gpu.removed_lately(replica.id).isdisjoint(implied):

@@ -12,10 +12,12 @@ import msgspec
 from balancer.caches import Caches
 from balancer.core import PrefixHashes, Replica
 from balancer.errors import BadRequest
+from balancer.hashes import PromptHashes
 from balancer.json_bodies import as_text, decode
 from balancer.lookup import match, tiers_in_order
 from balancer.prefixes import GivenKeys
 from hashing.extras import Lora
+from hashing.memory import ChainMemory
 from indexer.index import ReplicaId
 from indexer.recognition import KeyState
 from indexer.tiers import TierIndex
@@ -67,14 +69,14 @@ def answer_query(
     caches: Caches,
     replicas: Sequence[Replica],
     query: IndexQuery,
-    hashes: Callable[[Sequence[Sequence[int]], str | None], PrefixHashes],
+    memory: ChainMemory | None,
     adapter_of: Callable[[Replica], Lora | None],
     now: float,
 ) -> dict[str, Any]:
     """For each replica, how many leading tokens of the prompt it holds: with its GPU alone, then with each further tier."""
     asked = list(replicas)
     if query.token_ids is not None:
-        prefix: PrefixHashes = hashes([query.token_ids], as_text(query.cache_salt))
+        prefix: PrefixHashes = PromptHashes([query.token_ids], as_text(query.cache_salt), memory)
     else:
         prefix = GivenKeys([key & KEY_MASK for key in query.block_hashes or ()])
         asked = [each for each in replicas if not _is_learned(caches, each.id)]

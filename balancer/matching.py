@@ -35,7 +35,7 @@ class Holding(msgspec.Struct, frozen=True):
 
 
 class Matcher:
-    """Matches requests against the index; ``recognitions`` is the router's own and changes under it."""
+    """Matches requests against the index; ``recognitions`` are the caches' own and change under it."""
 
     def __init__(
         self, index: CacheIndex, predicted: PredictedBlocks, recognitions: Mapping[ReplicaId, Recognition]
@@ -126,7 +126,6 @@ class Matcher:
         if recipe is None:
             return Holding(missing, tokens)
         rule, bit = self.rule(replica), self._index.gpu.bit(replica.id)
-        held = self._index.gpu.groups.get(0, {})
         for chain, length in zip(self.chains(request, replica), request.prompt_lengths, strict=False):
             size, blocks = recipe.block_size, length // recipe.block_size
             keys = chain.keys(blocks)[:blocks]
@@ -134,7 +133,7 @@ class Matcher:
                 missing += unnamed(rule, self._index.gpu, bit, keys, length)
                 tokens += dict(matches(rule, self._index.gpu, chain, length, [bit])).get(bit, 0)
                 continue
-            lacking = [key for key in keys if not held.get(key, 0) & bit]
+            lacking = self._index.gpu.lacking(bit, 0, keys)
             leading = min(keys.index(lacking[0]) if lacking else len(keys), usable_blocks(length, size))
             tokens += max(0, leading - replica.has_eagle) * size
             missing += lacking

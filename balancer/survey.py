@@ -10,6 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from balancer import snapshot_file
 from balancer.checks.facts import Cache, Endpoint, Facts, Overruled, Source, Stream
 from balancer.core import Outcome
@@ -102,18 +104,7 @@ def _cache(
         algorithm=in_use.get("algorithm") or settings.hash_algorithm or told.algorithm,
         has_known_root=None if recipe is None else recipe.has_known_root,
         num_gpu_blocks=told.num_gpu_blocks,
-        source=None
-        if source is None
-        else Source(
-            events=source.events,
-            replay=source.replay,
-            topic=source.topic,
-            is_dialling=source.is_dialling,
-            is_set=source.is_set,
-            buffer_steps=source.buffer_steps,
-            hwm=source.hwm,
-            max_queue_size=source.max_queue_size,
-        ),
+        source=None if source is None else msgspec.convert(source, Source, from_attributes=True),
         stream=None if status is None else _stream(status),
         keys=recognition.state,
         keys_reason=recognition.reason,
@@ -156,7 +147,6 @@ def _stream(status: PublisherStatus) -> Stream:
         is_replaying=status.is_replaying,
         batches=counters["batches"],
         replays_unanswered=counters["replays_unanswered"],
-        foreign_topics=counters["foreign_topics"],
         malformed=counters["malformed_messages"],
         problem=status.problem or None,
     )

@@ -134,6 +134,5 @@ def unnamed(rule: HitRule, tier: TierIndex, bit: int, keys: Sequence[int], promp
     missing: list[int] = []
     for groups, places in rule.kept(prompt_tokens):
         for group in groups:
-            held = tier.groups.get(group, {})
-            missing += placed(group, [key for at in places if not held.get(key := keys[at], 0) & bit])
+            missing += placed(group, tier.lacking(bit, group, [keys[at] for at in places]))
     return missing

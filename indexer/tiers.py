@@ -357,6 +357,11 @@ class TierIndex:
         slot = self._slots.get(replica)
         return slot is not None and bool(self.groups.get(group, {}).get(key, 0) & slot.bit)
 
+    def lacking(self, bit: int, group: int, keys: Sequence[int]) -> list[int]:
+        """Those of the keys that the holder of this bit does not hold, in their order."""
+        get = self.groups.get(group, {}).get
+        return [key for key in keys if not get(key, 0) & bit]
+
     def removed_lately(self, replica: ReplicaId) -> frozenset[int]:
         """The last 4,096 keys that removals have named since the replica last held nothing."""
         slot = self._slots.get(replica)

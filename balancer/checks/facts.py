@@ -45,7 +45,6 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     is_replaying: bool = False
     batches: int = 0
     replays_unanswered: int = 0
-    foreign_topics: int = 0
     malformed: int = 0
     problem: str | None = None
 

@@ -5,7 +5,6 @@ Knows three paths. Changes nothing: what is asked is neither routed nor leased, 
 
 import contextlib
 import time
-from collections.abc import Sequence
 
 import msgspec
 from aiohttp import web
@@ -14,7 +13,6 @@ from balancer.core import Replica
 from balancer.dumps import Dumps
 from balancer.errors import UnknownModel
 from balancer.gateway.body import read
-from balancer.hashes import PromptHashes
 from balancer.index_tables import answer_query, answer_replicas, dump, read_query
 from balancer.service import RouterService
 
@@ -44,12 +42,9 @@ class _Index:
             raise UnknownModel(f"the model '{model}' is not served here; served: {served}", param="model")
         adapter = query.lora_name or model
         answer = answer_query(
-            service.router.caches, replicas, query, self._hashes, lambda each: each.adapter(adapter), time.monotonic()
+            service.router.caches, replicas, query, service.memory, lambda each: each.adapter(adapter), time.monotonic()
         )
         return web.Response(body=msgspec.json.encode({"model": model, **answer}), content_type="application/json")
-
-    def _hashes(self, prompts: Sequence[Sequence[int]], salt: str | None) -> PromptHashes:
-        return PromptHashes(prompts, salt, self._service.memory)
 
     async def replicas(self, request: web.Request) -> web.Response:
         answer = answer_replicas(self._service.router.caches, self._all(), self._service.publishers(), time.monotonic())

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from balancer.caches import Caches
@@ -15,7 +15,6 @@ from balancer.core import PrefixHashes
 from balancer.dumps import Dumps
 from balancer.errors import BadRequest
 from balancer.feed import EventFeed
-from balancer.hashes import PromptHashes
 from balancer.index_service import answers
 from balancer.index_service.answers import Scores
 from balancer.index_service.bodies import DEFAULT_TENANT, Query, Registration, Scope, Unregistration
@@ -102,10 +101,6 @@ class IndexService:
 
     # Questions
 
-    def hashes(self, prompts: Sequence[Sequence[int]], salt: str | None) -> PromptHashes:
-        """The prompts' block hashes, made as far as they are needed."""
-        return PromptHashes(prompts, salt, self.memory)
-
     def by_tokens(self, query: Query) -> Scores:
         """What each instance holds of a prompt given by its token ids.
 
@@ -146,7 +141,7 @@ class IndexService:
         subscriptions = self.workers.subscriptions(Scope(query.model, as_text(query.tenant_id) or DEFAULT_TENANT))
         replicas = [replica for _, each in subscriptions for replica in each.replicas.values()]
         adapter = Lora(query.lora_name) if query.lora_name else None
-        answer = answer_query(self.caches, replicas, query, self.hashes, lambda _: adapter, time.monotonic())
+        answer = answer_query(self.caches, replicas, query, self.memory, lambda _: adapter, time.monotonic())
         return {"model": query.model, **answer}
 
     def replicas(self) -> dict[str, Any]:

@@ -7,9 +7,8 @@ import pytest
 
 from balancer import index_tables
 from balancer.caches import Caches
-from balancer.core import PrefixHashes, Replica
+from balancer.core import Replica
 from balancer.errors import BadRequest
-from balancer.hashes import PromptHashes
 from balancer.index_tables import answer_query, answer_replicas, dump, read_query
 from indexer.index import ReplicaId
 from tests.support.routing import RANDOM, RECIPE, replica, stored, told
@@ -25,13 +24,9 @@ def caches(*replicas: Replica) -> Caches:
     return made
 
 
-def hashes(prompts: Any, salt: str | None) -> PrefixHashes:
-    return PromptHashes(prompts, salt, None)
-
-
 def asked(made: Caches, replicas: list[Replica], **fields: Any) -> dict[str, Any]:
     query = read_query(json.dumps(fields).encode())
-    answer = answer_query(made, replicas, query, hashes, lambda _: None, 0.0)
+    answer = answer_query(made, replicas, query, None, lambda _: None, 0.0)
     return {row["replica"]: row["matched_tokens"] for row in answer["replicas"]}
 
 

@@ -53,8 +53,11 @@ def name(engine: FakeEngine) -> ReplicaId:
     return replica_id(engine.url, 0, 1)
 
 
-async def settled(over: Fleet) -> None:
+async def settled(over: Fleet, *prompts: Sequence[int]) -> None:
+    """Follows the engines, has asked for each prompt, and has heard of all that came of it."""
     await eventually(over.follows)
+    for prompt in prompts:
+        await over.complete(prompt)
     await over.settle()
 
 
@@ -136,10 +139,7 @@ def test_what_happened_meanwhile_is_applied(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with engines(1, SMALL) as over:
             async with front(over, path=str(tmp_path / "index")) as before:
-                await eventually(before.follows)
-                for at in range(4):
-                    await before.complete([at, *IDS])
-                await before.settle()
+                await settled(before, *([at, *IDS] for at in range(4)))
             for at in range(2, 20):  # more than there is room for: blocks are stored, hit and evicted
                 await ask(over[0], [at, *IDS, *IDS])
             async with front(over, path=str(tmp_path / "index")) as after:
@@ -156,10 +156,7 @@ def test_an_engine_that_was_restarted_meanwhile_begins_anew_and_the_others_do_no
     async def scenario() -> None:
         async with engines(2) as over:
             async with front(over, path=str(tmp_path / "index")) as before:
-                await eventually(before.follows)
-                for at in range(6):
-                    await before.complete([at, *IDS])
-                await before.settle()
+                await settled(before, *([at, *IDS] for at in range(6)))
             held = over[1].cached()
             await over[0].kill()
             await over[0].start()
@@ -177,10 +174,7 @@ def test_an_engine_that_restarted_and_has_published_as_much_again_is_not_taken_f
     async def scenario() -> None:
         async with engines(1) as over:
             async with front(over, path=str(tmp_path / "index")) as before:
-                await eventually(before.follows)
-                for at in range(3):
-                    await before.complete([at, *IDS])
-                await before.settle()
+                await settled(before, *([at, *IDS] for at in range(3)))
             await over[0].kill()
             await over[0].start()
             for at in range(10, 20):
@@ -196,9 +190,7 @@ def test_until_its_publisher_has_confirmed_it_a_replica_is_partial(tmp_path: Pat
     async def scenario() -> None:
         async with engines(1) as over:
             async with front(over, path=str(tmp_path / "index")) as before:
-                await eventually(before.follows)
-                await before.complete(IDS)
-                await before.settle()
+                await settled(before, IDS)
             nowhere = {"events": "tcp://127.0.0.1:9", "replay": "tcp://127.0.0.1:10"}
             async with front(over, path=str(tmp_path / "index"), replica=nowhere) as after:
                 [(state, reason)] = views(after)
@@ -215,9 +207,7 @@ def test_without_a_replay_socket_it_begins_anew(tmp_path: Path) -> None:
             endpoint = {"url": over[0].url, "events": over[0].events()}
             has_replay = {"events": over[0].events(), "replay": over[0].replay() or ""}
             async with front(over, has_replay, path=str(tmp_path / "index")) as before:
-                await eventually(before.follows)
-                await before.complete(IDS)
-                await before.settle()
+                await settled(before, IDS)
             async with gateway([endpoint], snapshot={"path": str(tmp_path / "index")}) as after:
                 index = after.service.router.caches.index
                 assert after.service.warm.restored_blocks == 4
@@ -230,9 +220,7 @@ def test_another_model_at_the_same_address_begins_anew(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with engines(1) as over:
             async with front(over, path=str(tmp_path / "index")) as before:
-                await eventually(before.follows)
-                await before.complete(IDS)
-                await before.settle()
+                await settled(before, IDS)
             await over[0].kill()
             async with (
                 running(config(port=over[0].config.port, model="other")) as another,
@@ -249,10 +237,7 @@ def test_a_replica_that_is_no_longer_in_the_fleet_takes_no_memory(tmp_path: Path
     async def scenario() -> None:
         async with engines(2) as over:
             async with front(over, path=str(tmp_path / "index")) as before:
-                await eventually(before.follows)
-                for at in range(6):
-                    await before.complete([at, *IDS])
-                await before.settle()
+                await settled(before, *([at, *IDS] for at in range(6)))
             async with front(over[:1], path=str(tmp_path / "index")) as after:
                 assert after.router.caches.index.replicas == {name(over[0])}
                 await settled(after)
@@ -284,9 +269,7 @@ def test_a_damaged_file_is_refused_with_a_line_and_a_cold_start(
     async def scenario() -> None:
         async with engines(1) as over:
             async with front(over, path=str(path)) as before:
-                await eventually(before.follows)
-                await before.complete(IDS)
-                await before.settle()
+                await settled(before, IDS)
             data = bytearray(path.read_bytes())
             data[len(data) // 2] ^= 1
             path.write_bytes({"changed": bytes(data), "cut": bytes(data[:-5]), "foreign": b"not ours" * 9}[damage])
@@ -306,9 +289,7 @@ def test_the_metrics_tell_of_snapshots(tmp_path: Path) -> None:
         path = tmp_path / "index"
         async with engines(1) as over:
             async with front(over, path=str(path), interval_seconds=0.05) as before:
-                await eventually(before.follows)
-                await before.complete(IDS)
-                await before.settle()
+                await settled(before, IDS)
                 await eventually(lambda: before.front.service.warm.saves > 2)
                 [(_, size)] = await before.front.samples("kvlb_snapshot_bytes")
                 assert size > 0
