@@ -51,7 +51,7 @@ class Observer:
     def begin(self, request: Request, path: str, request_id: str, reply: Reply) -> Record:
         """A request has come."""
         record = Record(request_id, request.method, path, time.time(), Stages(time.perf_counter_ns), reply.peer)
-        self.tracer.begin(record, request.header(TRACEPARENT))
+        self.tracer.begin(record, request.named.get(TRACEPARENT))
         return record
 
     def tried(self, record: Record, decision: Decision) -> Tried:

@@ -34,7 +34,7 @@ _SMALL: Final = 64
 _LARGE: Final = "(large)"
 """Stands for a value that no number or flag is: true, neither null nor one."""
 
-_NULL: Final = msgspec.Raw(b"null")
+_NULL: Final = wishes.NULL
 _ONE: Final = msgspec.Raw(b"1")
 
 
@@ -137,6 +137,7 @@ _body = msgspec.json.Decoder(_Body)
 _ids = msgspec.json.Decoder(list[int])
 _ids_lists = msgspec.json.Decoder(list[list[int]])
 _sampling = msgspec.json.Decoder(_SamplingParams)
+_NO_SAMPLING: Final = _SamplingParams()
 
 
 def read(path: str, content_type: str, body: bytes) -> Inbound:
@@ -179,7 +180,7 @@ def _read(kind: Kind, fields: _Body) -> Inbound:
 
 
 def _model(raw: msgspec.Raw) -> str | None:
-    if raw == _NULL:
+    if raw is _NULL or raw == _NULL:
         return None
     if not _is_string(raw) or len(raw) > MAX_MODEL_BYTES:
         raise BadRequest("model: expected a string, the name of a served model", param="model")
@@ -187,11 +188,13 @@ def _model(raw: msgspec.Raw) -> str | None:
 
 
 def _is_string(raw: msgspec.Raw) -> bool:
-    return memoryview(raw)[:1].tobytes() == b'"'
+    return raw is not _NULL and memoryview(raw)[:1].tobytes() == b'"'
 
 
 def _plain(raw: msgspec.Raw) -> Any:
     """A number or a flag; anything larger is not taken apart."""
+    if raw is _NULL:  # most fields are not there
+        return None
     try:
         return msgspec.json.decode(raw) if len(raw) <= _SMALL else _LARGE
     except msgspec.ValidationError:  # a number that no float can hold
@@ -199,7 +202,7 @@ def _plain(raw: msgspec.Raw) -> Any:
 
 
 def _is_one(count: msgspec.Raw) -> bool:
-    return _plain(count) in (None, 1)
+    return count is _ONE or _plain(count) in (None, 1)
 
 
 def _is_huge(prompt: msgspec.Raw) -> bool:
@@ -234,12 +237,12 @@ def _as_ids(raw: msgspec.Raw) -> tuple[Sequence[int], ...]:
 
 
 def _sampling_params(fields: _Body) -> _SamplingParams:
-    if fields.sampling_params == _NULL:
-        return _SamplingParams()
+    if fields.sampling_params is _NULL:
+        return _NO_SAMPLING
     try:
         return _sampling.decode(fields.sampling_params)
-    except msgspec.MsgspecError:
-        return _SamplingParams()
+    except msgspec.MsgspecError:  # null, or what the engine will refuse
+        return _NO_SAMPLING
 
 
 def _reads_cache(fields: _Body, sampling: _SamplingParams) -> bool:
@@ -249,6 +252,8 @@ def _reads_cache(fields: _Body, sampling: _SamplingParams) -> bool:
     ``skip_reading_prefix_cache`` defaults to ``prompt_logprobs is not None``); ``echo`` asks for as many of them as
     ``logprobs`` (completions) or ``top_logprobs`` (chat) says.
     """
+    if sampling is _NO_SAMPLING and fields.prompt_logprobs is _NULL and fields.echo is _NULL:
+        return True
     if sampling.skip_reading_prefix_cache != _NULL:
         return not _plain(sampling.skip_reading_prefix_cache)
     if fields.prompt_logprobs != _NULL or sampling.prompt_logprobs != _NULL:

@@ -22,7 +22,8 @@ REPORT_MODE: Final = "kv_cache_report_mode"
 TRANSFER: Final = ("kv_transfer_params", "ec_transfer_params")
 XARGS: Final = "vllm_xargs"
 
-_NULL: Final = msgspec.Raw(b"null")
+NULL: Final = msgspec.Raw(b"null")
+"""Stands for a field that is not there; the very object, so that a look at it costs nothing."""
 
 
 class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -52,9 +53,9 @@ NO_WISHES: Final = Wishes()
 
 
 class _Arguments(msgspec.Struct):
-    kv_transfer_params: msgspec.Raw = _NULL
-    ec_transfer_params: msgspec.Raw = _NULL
-    kv_cache_report_mode: msgspec.Raw = _NULL
+    kv_transfer_params: msgspec.Raw = NULL
+    ec_transfer_params: msgspec.Raw = NULL
+    kv_cache_report_mode: msgspec.Raw = NULL
 
 
 _arguments = msgspec.json.Decoder(_Arguments)
@@ -73,11 +74,16 @@ class Asking(Protocol):
 def of_body(fields: Asking, extra_args: msgspec.Raw) -> Wishes:
     """The wishes of a JSON body; ``extra_args`` are those of its ``sampling_params``."""
     xargs = fields.vllm_xargs
-    places: list[Place] = [(name,) for name in (*TRANSFER, PRIORITY) if getattr(fields, name) != _NULL]
+    if (
+        fields.cache_salt is fields.priority is fields.kv_transfer_params is fields.ec_transfer_params is NULL
+        and xargs is extra_args is NULL
+    ):
+        return NO_WISHES
+    places: list[Place] = [(name,) for name in (*TRANSFER, PRIORITY) if getattr(fields, name) != NULL]
     for path, raw in (((XARGS,), xargs), (("sampling_params", "extra_args"), extra_args)):
-        if raw != _NULL:
+        if raw != NULL:
             places += [(*path, name) for name in _arguments_in(raw)]
-    has_salt = fields.cache_salt != _NULL
+    has_salt = fields.cache_salt != NULL
     if not places and not has_salt:
         return NO_WISHES
     return Wishes(tuple(places), _whole(fields.priority), has_salt)
@@ -93,7 +99,7 @@ def _arguments_in(raw: msgspec.Raw) -> list[str]:
         found = _arguments.decode(raw)
     except msgspec.ValidationError:
         return []  # no object: the engine will say so
-    return [name for name in (*TRANSFER, REPORT_MODE) if getattr(found, name) != _NULL]
+    return [name for name in (*TRANSFER, REPORT_MODE) if getattr(found, name) != NULL]
 
 
 def _whole(raw: msgspec.Raw) -> int | None:

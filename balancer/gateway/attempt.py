@@ -176,7 +176,7 @@ class Attempt(Relay):
         super().opened(connection)
 
     def head(self, head: Head) -> None:
-        kind = (head.header(b"content-type") or b"").partition(b";")[0].strip().lower()
+        kind = head.named.get(b"content-type", b"").partition(b";")[0].strip().lower()
         self._is_stream = kind == b"text/event-stream"
         self._watch = StreamWatch() if self._is_stream else BodyWatch()
         if head.status >= 500:
@@ -293,7 +293,7 @@ def ending() -> NoReplica:
 
 def _retry_after(head: Head) -> float | None:
     """When the replica may be asked again, in seconds: only 503 says that of the replica, and not of the client."""
-    told = head.header(b"retry-after") if head.status == 503 else None
+    told = head.named.get(b"retry-after") if head.status == 503 else None
     return float(told) if told is not None and told.isdigit() and len(told) <= MAX_DIGITS else None
 
 

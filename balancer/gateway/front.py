@@ -38,7 +38,7 @@ class Front:
     def __call__(self, request: Request, reply: Reply) -> Coroutine[Any, Any, None] | None:
         path = canonical(request.path)
         if self._browsers.origins:
-            reply.lines = _lines(cors.headers(self._browsers, headers.text(request.headers, b"origin") or None))
+            reply.lines = _lines(cors.headers(self._browsers, headers.text(request.named, b"origin") or None))
         if request.method == "OPTIONS":
             reply.send(self._allowed(request, path))
             return None
@@ -53,12 +53,12 @@ class Front:
 
     def _allowed(self, request: Request, path: str) -> Response:
         """What may be sent to a path: asked by browsers without a key, before anything else."""
-        fields = request.headers
+        named = request.named
         asked = cors.preflight(
             self._browsers,
-            headers.text(fields, b"origin") or None,
-            headers.text(fields, b"access-control-request-method") or None,
-            headers.text(fields, b"access-control-request-headers") or None,
+            headers.text(named, b"origin") or None,
+            headers.text(named, b"access-control-request-method") or None,
+            headers.text(named, b"access-control-request-headers") or None,
         )
         allow = "POST, OPTIONS" if path in openai.PATHS else "GET, HEAD, POST, OPTIONS"
         return Response(status=204, headers=(("Allow", allow), *asked.items()))

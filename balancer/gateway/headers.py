@@ -10,7 +10,7 @@ from typing import Final
 
 from balancer.core import Decision
 from balancer.errors import BadRequest
-from balancer.http.fields import Fields, end_to_end, first, lines
+from balancer.http.fields import Fields, Named, end_to_end, lines
 from balancer.http.relay import FRAMING
 from balancer.trace_context import TRACEPARENT, TraceContext
 
@@ -43,14 +43,14 @@ REQUEST_ID: Final = b"x-request-id"
 """Names one request in the client's log, in ours and in the engine's (vLLM takes it for its own id)."""
 
 
-def text(fields: Fields, name: bytes) -> str:
+def text(named: Named, name: bytes) -> str:
     """The value of a header (its name given in lower case), empty where there is none; what is no text becomes surrogates."""
-    return (first(fields, name) or b"").decode(errors="surrogateescape")
+    return named.get(name, b"").decode(errors="surrogateescape")
 
 
-def request_id(fields: Fields) -> str:
+def request_id(named: Named) -> str:
     """The client's own id of this request, as text that can be written anywhere, or a new one."""
-    own = first(fields, REQUEST_ID)
+    own = named.get(REQUEST_ID)
     if not own or _steers(own):
         return f"{random.getrandbits(128):032x}"
     return own.decode(errors="surrogateescape").encode(errors="backslashreplace").decode()
@@ -60,13 +60,13 @@ def _steers(own: bytes) -> bool:
     return any(mark in own for mark in STEERING_IDS)
 
 
-def max_wait(fields: Fields) -> float:
+def max_wait(named: Named) -> float:
     """Seconds that the request may wait for a place, as far as the client says; endless where it does not.
 
     Raises:
         BadRequest: what it says is no such number.
     """
-    told = first(fields, MAX_WAIT)
+    told = named.get(MAX_WAIT)
     if told is None:
         return math.inf
     try:
@@ -75,7 +75,7 @@ def max_wait(fields: Fields) -> float:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
         raise BadRequest(
-            f"{MAX_WAIT.decode()}: {text(fields, MAX_WAIT)[:40]!r} is no number of seconds; give one like 2.5"
+            f"{MAX_WAIT.decode()}: {text(named, MAX_WAIT)[:40]!r} is no number of seconds; give one like 2.5"
         )
     return seconds
 

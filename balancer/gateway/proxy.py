@@ -45,24 +45,24 @@ class Proxy:
     async def handle(self, request: Request, path: str, reply: Reply) -> None:
         """Answer a request to ``path``, one of ``openai.PATHS``."""
         started = self._loop.time()
-        fields = request.headers
-        request_id = headers.request_id(fields)
+        named = request.named
+        request_id = headers.request_id(named)
         record = self._observer.begin(request, path, request_id, reply)
         visit, permit = Visit(), NO_PERMIT
         try:
-            visit = self._access.visit(fields)
+            visit = self._access.visit(request.headers)
             caller = visit.caller
             record.tenant = caller.tenant
             permit = self._service.limiter.enter(caller.name, caller.tenant, caller.rates, started)
-            body = await unpacked(request.body, headers.text(fields, b"content-encoding"), self._max_body_bytes)
-            content_type = headers.text(fields, b"content-type")
+            body = await unpacked(request.body, headers.text(named, b"content-encoding"), self._max_body_bytes)
+            content_type = headers.text(named, b"content-type")
             asked = await read_request(
                 self._service, self._access, visit, path, content_type, body, request_id, record.stages
             )
             record.model = asked.request.model
             permit.spend(sum(asked.request.prompt_lengths), self._loop.time())
             origin, timeouts = Origin(request_id, path, asked.salt), self._timeouts[path]
-            patience = min(self._max_wait, headers.max_wait(fields), timeouts.total)
+            patience = min(self._max_wait, headers.max_wait(named), timeouts.total)
             claim = Claim(caller.tenant, Urgency.of(asked.priority), started + patience)
             deadline = started + timeouts.total
             await self._forward(

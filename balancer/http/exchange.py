@@ -135,14 +135,11 @@ class UpstreamConnection(asyncio.Protocol):
             self._fail(error)
 
     def _give(self, receiver: Receiver, reader: AnswerReader) -> None:
-        deadline = self._loop.time() + self._limits.idle
-        if self._has_head:
-            self._deadline = deadline
-        elif reader.head is None:
-            return
-        else:
+        is_first = not self._has_head
+        if is_first:
+            if reader.head is None:
+                return
             self._has_head = True
-            self._wait_until(deadline)
             receiver.head(reader.head)
         pieces = reader.pieces
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -150,6 +147,10 @@ class UpstreamConnection(asyncio.Protocol):
         receiver.received(body, is_last=reader.is_complete)
         if reader.is_complete:
             self._finish(is_reusable=reader.is_reusable)
+        elif is_first:
+            self._wait_until(self._loop.time() + self._limits.idle)
+        else:
+            self._deadline = self._loop.time() + self._limits.idle
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_closed = True

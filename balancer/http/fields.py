@@ -3,7 +3,7 @@
 Knows which of them concern one connection only (RFC 9110, section 7.6.1). Never knows what a field is for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 Fields: TypeAlias = Sequence[tuple[bytes, bytes]]
@@ -16,12 +16,16 @@ HOP_BY_HOP: Final = frozenset(
 """Names in lower case."""
 
 
-def first(fields: Fields, name: bytes) -> bytes | None:
-    """The value of the first field of this name (given in lower case)."""
-    for known, value in fields:
-        if known.lower() == name:
-            return value
-    return None
+Named: TypeAlias = Mapping[bytes, bytes]
+"""The first value of each name, in lower case."""
+
+
+def named(fields: Fields) -> Named:
+    """The fields by their names."""
+    found: dict[bytes, bytes] = {}
+    for name, value in fields:
+        found.setdefault(name.lower(), value)
+    return found
 
 
 def end_to_end(fields: Fields, dropped: frozenset[bytes] = HOP_BY_HOP) -> list[tuple[bytes, bytes]]:

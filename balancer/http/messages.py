@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from balancer.http.fields import Fields, first
+from balancer.http.fields import Fields, Named
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -23,10 +23,8 @@ class Request(msgspec.Struct, frozen=True):
     version: str = "1.1"
     keeps_alive: bool = True
     """Whether the client may send another one by the same connection."""
-
-    def header(self, name: bytes) -> bytes | None:
-        """The first header of this name (given in lower case)."""
-        return first(self.headers, name)
+    named: Named = {}
+    """The headers by their names."""
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -45,10 +43,8 @@ class Head(msgspec.Struct, frozen=True):
     reason: bytes
     headers: Fields
     length: int | None
-
-    def header(self, name: bytes) -> bytes | None:
-        """The first header of this name (given in lower case)."""
-        return first(self.headers, name)
+    named: Named = {}
+    """The headers by their names."""
 
 
 class Outgoing(msgspec.Struct, frozen=True):

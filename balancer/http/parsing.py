@@ -51,6 +51,7 @@ class RequestReader:
         self._head: list[tuple[bytes, bytes]] | None = (
             None  # once it is whole; what comes into _headers then is a trailer
         )
+        self._named: dict[bytes, bytes] = {}
         self._version = ""
         self._has_large_body = False
         self._body: list[bytes] = []
@@ -121,8 +122,10 @@ class RequestReader:
         if version not in {"1.1", "1.0"}:
             raise BadRequest(f"HTTP/{version} is not spoken here; use HTTP/1.1")
         hosts = 0
+        named: dict[bytes, bytes] = {}
         for name, value in fields:
             lower = name.lower()
+            named.setdefault(lower, value)
             if lower in _FRAMING:
                 hosts += lower == b"host"
                 self._read_framing(lower, value)
@@ -130,7 +133,7 @@ class RequestReader:
             raise BadRequest("Host: must be there once (RFC 9112, section 3.2)")
         if self._has_large_body and self._check is not None:
             self._check(fields)
-        self._head, self._headers = fields, []
+        self._head, self._headers, self._named = fields, [], named
 
     def _read_framing(self, name: bytes, value: bytes) -> None:
         is_new = self._version == "1.1"
@@ -174,6 +177,7 @@ class RequestReader:
                 body[0] if len(body) == 1 else b"".join(body),
                 self._version,
                 keeps_alive,
+                self._named,
             )
         )
         self.is_over = not keeps_alive
@@ -268,8 +272,10 @@ class AnswerReader:
             return
         length: int | None = None
         is_chunked = False
+        named: dict[bytes, bytes] = {}
         for name, value in fields:
             lower = name.lower()
+            named.setdefault(lower, value)
             if lower == b"content-length":
                 length = int(value)
             elif lower == b"transfer-encoding":
@@ -278,7 +284,7 @@ class AnswerReader:
                 is_chunked = True
         if has_no_body(status) and not self._to_head:
             length = 0
-        self.head = Head(status, self._reason, fields, length)
+        self.head = Head(status, self._reason, fields, length, named)
         self.ends_with_connection = length is None and not is_chunked and not self._to_head
         if self._to_head:
             self._complete()

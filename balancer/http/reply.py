@@ -5,12 +5,15 @@ comes from. What is written after the client has gone is lost without a word.
 """
 
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from balancer.http.messages import REASONS, Request, Response, has_no_body
 
 if TYPE_CHECKING:
     import asyncio
+
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Source(Protocol):
@@ -171,6 +174,22 @@ class Reply:
         self.has_ended = True
         self._source = None
         self._client.replied(self)
+
+    def probe(self) -> bool:
+        """Send something that says nothing to the client, and return whether that could be done.
+
+        Before the answer, an interim one, which every client of HTTP/1.1 reads over (RFC 9110, section 15.2); in its middle, a
+        leading zero of the next chunk's size.
+        """
+        if self.request.version != "1.1":
+            return False
+        if not self.has_begun:
+            self._client.transport.write(CONTINUE)
+        elif self._framing is _Framing.CHUNKED:
+            self._client.transport.write(b"0")
+        else:
+            return False
+        return True
 
     def break_off(self) -> None:
         """End the connection without the answer's end, so that nobody takes it for whole."""

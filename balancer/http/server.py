@@ -19,9 +19,10 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from balancer.errors import RequestError
+from balancer.http.half_closed import HalfClosed, can_be_watched
 from balancer.http.messages import Request, Response
 from balancer.http.parsing import Check, RequestReader
-from balancer.http.reply import Reply
+from balancer.http.reply import CONTINUE, Reply
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +150,7 @@ class Connection(asyncio.Protocol):
         self.is_stalled = False
         self._stalled_since = 0.0
         self._writable: asyncio.Event | None = None
+        self._half_closed: HalfClosed | None = None
         self._running = 0  # coroutines that have not ended, the one of an answer that is written included
         self._is_lingering = False
         self._is_finishing = False
@@ -172,6 +174,8 @@ class Connection(asyncio.Protocol):
             self._task.cancel()
         if self._writable is not None:
             self._writable.set()
+        if self._half_closed is not None:
+            self._half_closed.stop()
         if not self._running:
             self._server.closed(self)
 
@@ -193,7 +197,14 @@ class Connection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def eof_received(self) -> bool:
-        return False
+        """A client that has said all it wants to may still read."""
+        if self._reply is None or self._reply.request.version == "1.0" or not can_be_watched(self.transport):
+            return False
+        self._half_closed = HalfClosed(self._loop, self.transport, self._probe, self.abort)
+        return True
+
+    def _probe(self) -> bool:
+        return self._reply is not None and self._reply.probe()
 
     def pause_writing(self) -> None:
         self._stalled_since = self._loop.time()
@@ -222,7 +233,7 @@ class Connection(asyncio.Protocol):
             self._refuse_and_linger(self._refusal)
         elif self._reader.waits_for_leave:
             self._reader.waits_for_leave = False
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.transport.write(CONTINUE)
 
     def _answer(self, request: Request) -> None:
         self._reply = reply = Reply(self, request)
@@ -262,11 +273,12 @@ class Connection(asyncio.Protocol):
         """The answer under way has been written to its end; the next request has its turn."""
         is_inside = self._task is None  # then ``_answer_waiting`` goes on by itself
         self._reply = self._task = None
-        if not reply.keeps_alive or (self.is_finishing and not self._waiting):
+        is_last = (self.is_finishing or self._half_closed is not None) and not self._waiting
+        if not reply.keeps_alive or is_last:
             self._waiting.clear()
             self._close()
             return
-        if not self.transport.is_reading():
+        if self._half_closed is None and not self.transport.is_reading():
             self.transport.resume_reading()
         self._since = self._loop.time()
         if not is_inside:

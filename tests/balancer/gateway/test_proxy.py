@@ -663,6 +663,66 @@ def test_an_encoding_that_is_not_read_here_is_refused(encoding: str) -> None:
     run(check())
 
 
+@pytest.mark.parametrize(
+    "framing",
+    [
+        "Content-Length: 4\r\nTransfer-Encoding: chunked",
+        "Transfer-Encoding: chunked\r\nContent-Length: 4",
+        "Content-Length: 4\r\nContent-Length: 40",
+        "Transfer-Encoding: identity, chunked",
+        "Transfer-Encoding : chunked",
+        "X: a\n Transfer-Encoding: chunked",
+    ],
+)
+def test_nothing_that_could_be_cut_in_two_ways_is_forwarded(framing: str) -> None:
+    hidden = post(COMPLETIONS, BODY, "X-Hidden: yes")
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: g\r\nUser-Agent: test\r\n{framing}\r\n\r\n".encode()
+
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            answer = await front.exchange(head + b"0\r\n\r\n" + hidden)
+            assert answer.startswith(b"HTTP/1.1 400 ")
+            assert answer.count(b"HTTP/1.1 ") == 1
+            assert not replica.received
+
+    run(check())
+
+
+def test_a_body_in_odd_chunks_is_forwarded_with_a_length_and_nothing_else() -> None:
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: g\r\nUser-Agent: test\r\nConnection: close\r\n"
+            head += "Transfer-Encoding: chunked\r\n\r\n"
+            chunks = b'%x;a="\xff"\r\n%b\r\n0\r\nX-data-parallel-rank: 3\r\nAuthorization: x\r\n\r\n' % (
+                len(BODY),
+                BODY,
+            )
+            await front.exchange(head.encode() + chunks)
+            (request,) = replica.received
+            assert request.body == BODY
+            names = {name.lower() for name, _ in request.headers}
+            assert names == {"host", "user-agent", "x-request-id", "content-length"}
+
+    run(check())
+
+
+def test_a_client_that_has_said_its_last_word_still_gets_its_answer() -> None:
+    async def answer(request: Received) -> None:
+        await asyncio.sleep(0.2)
+        request.answer(OK)
+
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            replica.answer = answer
+            reader, writer = await front.send(post(COMPLETIONS, BODY))
+            writer.write_eof()
+            assert (await reader.read()).endswith(OK)
+            await close(writer)
+            assert await front.outcomes() == {"ok": 1}
+
+    run(check())
+
+
 def test_a_refused_request_does_not_poison_the_next_on_its_connection() -> None:
     async def check() -> None:
         async with upstream() as replica, gateway([replica.url]) as front:

@@ -7,15 +7,17 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from balancer.errors import BadRequest, RequestError
+from balancer.http.fields import named
 from balancer.http.messages import Request, Response
 from balancer.http.routes import Routes, RouteTable, Served
 from balancer.http.server import HttpServer, ServerLimits
-from tests.support.gateways import get, post, split
+from tests.support.gateways import get, post, split, unchunk
 from tests.support.waiting import eventually, run
+
+pytestmark = pytest.mark.usefixtures("loop_kind")
 
 JSON = {"Content-Type": "application/json"}
 
@@ -330,6 +332,81 @@ def test_a_client_that_leaves_ends_its_answer() -> None:
     with_server(check, {"/long": {"GET": lambda _: Response(pieces())}})
 
 
+def without_interim(answer: bytes) -> bytes:
+    while answer.startswith(b"HTTP/1.1 100 "):
+        answer = answer.partition(b"\r\n\r\n")[2]
+    return answer
+
+
+def test_a_client_that_has_said_its_last_word_still_gets_its_answers() -> None:
+    async def slow(request: Request) -> Response:
+        await asyncio.sleep(0.2)
+        return echo(request)
+
+    async def check(served: Front) -> None:
+        reader, writer = await asyncio.open_connection(*served.address)
+        writer.write(post("/slow", b"1", close=False) + post("/slow", b"2", close=False))
+        writer.write_eof()
+        answer = without_interim(await reader.read())
+        assert bodies(answer) == [b"POST /slow? 1", b"POST /slow? 2"]
+        writer.close()
+
+    with_server(check, {"/slow": {"POST": slow}})
+
+
+def test_a_stream_to_a_half_closed_client_stays_whole() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in (b"one", b"two", b"three"):
+            yield piece
+            await asyncio.sleep(0.2)
+
+    async def check(served: Front) -> None:
+        reader, writer = await asyncio.open_connection(*served.address)
+        writer.write(get("/long"))
+        await reader.readuntil(b"one\r\n")
+        writer.write_eof()
+        rest = await reader.read()
+        assert unchunk(rest) == (b"twothree", True)
+        assert rest.startswith(b"0"), "it was not looked whether the client is there"
+        writer.close()
+
+    with_server(check, {"/long": {"GET": lambda _: Response(pieces())}})
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+@pytest.mark.parametrize("is_half_closed_first", [False, True])
+def test_a_client_that_has_gone_is_noticed_while_nothing_is_sent(has_begun: bool, is_half_closed_first: bool) -> None:
+    begun, gone = asyncio.Event(), asyncio.Event()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"begun"
+        await wait()
+
+    async def wait() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            gone.set()
+
+    async def silent(request: Request) -> Response:
+        if not has_begun:
+            await wait()
+        return Response(pieces())
+
+    async def check(served: Front) -> None:
+        _, writer = await asyncio.open_connection(*served.address)
+        writer.write(get("/silent"))
+        await begun.wait()
+        if is_half_closed_first:
+            writer.write_eof()
+            await asyncio.sleep(0.1)
+        writer.close()
+        await asyncio.wait_for(gone.wait(), 3)
+
+    with_server(check, {"/silent": {"GET": silent}})
+
+
 def test_an_answer_that_breaks_off_is_not_ended(caplog: pytest.LogCaptureFixture) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         yield b"begun"
@@ -423,9 +500,7 @@ def test_what_has_not_ended_in_time_is_cancelled_and_may_say_so() -> None:
 
 
 def test_values_of_a_request_are_found_by_name() -> None:
-    request = Request("GET", "/", headers=((b"a", b"1"), (b"b", b"2"), (b"a", b"3")))
-    assert (request.header(b"a"), request.header(b"c")) == (b"1", None)
-    assert msgspec.structs.replace(request, headers=()).header(b"a") is None
+    assert named(((b"A", b"1"), (b"b", b"2"), (b"a", b"3"))) == {b"a": b"1", b"b": b"2"}
 
 
 def test_nothing_is_logged_for_what_clients_do(caplog: pytest.LogCaptureFixture) -> None:
