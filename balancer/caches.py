@@ -5,7 +5,9 @@ policy or sockets: news comes in through ``put`` and ``observe``, time as an arg
 Between calls: each replica that was put has its own reading, losses and life here, and nothing of a removed one is left.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -24,9 +26,19 @@ from indexer.recognition import KeyState, Recognition
 from indexer.snapshot import Restored
 from indexer.stream import Apply, Forget, Lost, Position, Replay, Standing, Step
 
+MAX_RENEWALS: Final = 3
+"""Times that a replica's events are followed anew because of how they are hashed: engines that share an address never end."""
+
 
 class Resync(msgspec.Struct, frozen=True):
     """An order: ask this replica's publisher whether anything is missing."""
+
+    replica: ReplicaId
+    reason: str
+
+
+class Renew(msgspec.Struct, frozen=True):
+    """An order: subscribe to this replica's publisher anew, as to one that nothing is known of."""
 
     replica: ReplicaId
     reason: str
@@ -48,7 +60,7 @@ class Caches:
         self.predicted = PredictedBlocks()
         self.audit = Audit()
         self.healer = Healer(self.index, self.predicted, self.audit)
-        self.orders: list[Resync] = []
+        self.orders: list[Resync | Renew] = []
         """For whoever has the sockets to obey, and to clear."""
         self.recognitions: dict[ReplicaId, Recognition] = {}
         """How the keys of each replica are read."""
@@ -60,6 +72,7 @@ class Caches:
         self._standings: dict[ReplicaId, Standing] = {}
         self._views: dict[ReplicaId, View] = {}
         self._unjudged: set[ReplicaId] = set()  # whose view may have changed
+        self._renewals: Counter[ReplicaId] = Counter()
         self._offloading: set[ReplicaId] = set()  # which have told of blocks outside their GPU, in their present life
 
     def __repr__(self) -> str:
@@ -87,7 +100,15 @@ class Caches:
         self.audit.remove(replica)
         self.healer.ended(replica)
         self._unjudged.discard(replica)
-        for known in (self._replicas, self.recognitions, self._losses, self._standings, self._views, self.positions):
+        for known in (
+            self._replicas,
+            self.recognitions,
+            self._losses,
+            self._standings,
+            self._views,
+            self.positions,
+            self._renewals,
+        ):
             known.pop(replica, None)
 
     def observe(self, replica: ReplicaId, steps: Iterable[Step]) -> None:
@@ -95,6 +116,7 @@ class Caches:
         for step in steps:
             match step:
                 case Apply():
+                    self._hear(replica)
                     for batch in step.batches:
                         self.apply(replica, batch.events)
                         # Behind a clear of the same batch: nothing tells on which side of it the unreadable ones were.
@@ -112,18 +134,45 @@ class Caches:
 
     def apply(self, replica: ReplicaId, events: Sequence[KVEvent]) -> None:
         """One scheduler step's events."""
-        recognition = self.recognitions.get(replica)
+        recognition, strangers = self.recognitions.get(replica), 0
         if recognition is not None and events:
             is_open, doubt = recognition.state is not KeyState.PROVEN, recognition.doubt
+            before = recognition.strangers
             events, is_void = recognition.read(events)
+            strangers = recognition.strangers - before
             if is_open or recognition.doubt != doubt:
                 self._unjudged.add(replica)
             if is_void:
                 self._forget_blocks(replica)
                 self.healer.began(replica)
+            if recognition.is_anothers and self._renewals[replica] < MAX_RENEWALS:
+                self._renewals[replica] += 1
+                self.orders.append(Renew(replica, recognition.doubt))
         if replica in self._losses:
             self._settle(replica, events)
-        self._lose(replica, events=self.index.apply(replica, events))
+        before = self.index.gpu.unknown_removals
+        unread = self.index.apply(replica, events)
+        self._lose(replica, events=unread, strangers=strangers + self.index.gpu.unknown_removals - before)
+
+    def felt(self, replica: ReplicaId, queries: float) -> None:
+        """So many tokens the engine has looked up in its cache since it began, by its own metrics.
+
+        One that has computed prompts and has no event to show for them keeps no batches, and was warm before we came.
+        """
+        losses, position = self._losses.get(replica), self.positions.get(replica)
+        if (
+            losses is not None
+            and (position is None or not position.next_sequence)
+            and self._replicas[replica].has_events
+        ):
+            losses.untold = round(queries)
+            self._unjudged.add(replica)
+
+    def _hear(self, replica: ReplicaId) -> None:
+        """Its events come, from number 0 on or with a loss that says otherwise."""
+        if (losses := self._losses.get(replica)) is not None and losses.untold:
+            losses.untold = 0
+            self._unjudged.add(replica)
 
     def restore(self, restored: Restored, losses: Losses) -> None:
         """What other caches knew of a replica that is in the fleet now; its blocks are in the index already."""
@@ -284,11 +333,12 @@ class Caches:
             # All that it holds is known from its events now; what was remembered until then may be gone.
             self.predicted.forget_remembered(self.index.gpu.bit(replica))
 
-    def _lose(self, replica: ReplicaId, *, batches: int = 0, events: int = 0) -> None:
+    def _lose(self, replica: ReplicaId, *, batches: int = 0, events: int = 0, strangers: int = 0) -> None:
         losses = self._losses.get(replica)
-        if losses is not None and (batches or events):
+        if losses is not None and (batches or events or strangers):
             losses.batches += batches
             losses.events += events
+            losses.strangers += strangers
             self._unjudged.add(replica)
 
     def _take_removals_wholly(self, replica: ReplicaId) -> None:

@@ -13,7 +13,7 @@ from balancer.caches import Caches
 from balancer.core import PrefixHashes, Replica
 from balancer.errors import BadRequest
 from balancer.hashes import PromptHashes
-from balancer.json_bodies import as_text, decode
+from balancer.json_bodies import as_text, check_list, decode
 from balancer.lookup import match, tiers_in_order
 from balancer.prefixes import GivenKeys
 from hashing.extras import Lora
@@ -57,6 +57,7 @@ def read_query(body: bytes) -> IndexQuery:
     Raises:
         BadRequest: it cannot be read, or has not exactly one kind of prompt.
     """
+    check_list("token_ids or block_hashes", len(body))
     query = decode(_query, body, DOCUMENT)
     if query.model is None and query.model_name is not None:
         query = msgspec.structs.replace(query, model=query.model_name)
@@ -122,10 +123,12 @@ def answer_replicas(
 def _row(caches: Caches, replica: Replica, now: float) -> dict[str, Any]:
     view = caches.view(replica.id, now)
     recipe = caches.recognitions[replica.id].recipe
+    let_go = {tier.label: count for tier, table in caches.index.tiers.items() if (count := table.let_go(replica.id))}
     return {
         "replica": replica.id,
         "knowledge": view.state,
         "reason": view.reason,
+        "let_go": let_go,
         "block_size": None if recipe is None else recipe.block_size,
         "keys": None if recipe is None else "learned" if _is_learned(caches, replica.id) else "engine",
     }

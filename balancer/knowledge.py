@@ -32,6 +32,8 @@ class Losses(msgspec.Struct):
 
     ``batches`` of events are lost for good, ``events`` could not be read, ``let_go`` blocks were taken out by the index's own
     bound. ``dropped`` chains were taken out because the engine had them no more; copies of their blocks may come back unseen.
+    ``strangers`` are blocks that were removed and had never been stored: something before was not as it was told.
+    ``untold`` are tokens that the engine has looked up in its cache while its publisher had nothing to tell, then or now.
     ``is_overfull``: more blocks are counted than the engine has. ``contradictions``: wrong predictions that nothing
     explains, until ``TRUSTED_AGAIN`` right ones in a row.
     """
@@ -39,6 +41,8 @@ class Losses(msgspec.Struct):
     batches: int = 0
     events: int = 0
     let_go: int = 0
+    strangers: int = 0
+    untold: int = 0
     dropped: int = 0
     is_overfull: bool = False
     contradictions: int = 0
@@ -100,6 +104,10 @@ def _missing(losses: Losses) -> str:
         return f"{counted(losses.let_go, 'block')} let go at [index] max_blocks"
     if losses.dropped:
         return f"{counted(losses.dropped, 'time')} what it was said to hold was not there; copies may come back unseen"
+    if losses.untold:
+        return f"it has computed {counted(losses.untold, 'token')}, and its publisher has no batch of events to show for them"
+    if losses.strangers:
+        return f"{counted(losses.strangers, 'block')} removed that no event had stored"
     if losses.contradictions:
         return (
             f"its own figures contradicted the index {counted(losses.contradictions, 'time')}, and nothing explains it"

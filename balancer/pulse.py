@@ -8,7 +8,7 @@ up, and one that is idle announces nothing.
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -28,14 +28,15 @@ class Pulse(msgspec.Struct, frozen=True):
     """One look at ``GET /metrics``.
 
     ``started`` is when the process began, in seconds since 1970; None where it is not said (several API servers). ``queries``
-    counts tokens looked up in the cache since then, over all ranks. ``asleep`` has the ranks that compute nothing, ``emptied``
-    those of them that gave up their cache for it (sleep level 1 and 2).
+    counts tokens looked up in the cache since then, over all ranks, ``queries_of`` those of each. ``asleep`` has the ranks that
+    compute nothing, ``emptied`` those of them that gave up their cache for it (sleep level 1 and 2).
     """
 
     started: float | None = None
     queries: float | None = None
     asleep: frozenset[int] = frozenset()
     emptied: frozenset[int] = frozenset()
+    queries_of: Mapping[int, float] = {}
 
 
 class Order(StrEnum):
@@ -48,7 +49,7 @@ class Order(StrEnum):
 def read_pulse(page: bytes) -> Pulse:
     """``GET /metrics``, of which a busy engine sends hundreds of kilobytes; what is not there is None or empty."""
     started: float | None = None
-    queries: float | None = None
+    queries: dict[int, float] = {}  # by rank
     states: dict[str, set[int]] = {}
     for name, labels, text in _SERIES.findall(page):
         value = _number(text)
@@ -62,9 +63,12 @@ def read_pulse(page: bytes) -> Pulse:
             if state and rank and (value == 1) is (state[1] != b"awake"):
                 states.setdefault(state[1].decode(), set()).add(int(rank[1]))
         else:
-            queries = (queries or 0.0) + value
+            of = int(rank[1]) if rank else 0
+            queries[of] = queries.get(of, 0.0) + value
     emptied = states.get("weights_offloaded", set()) | states.get("discard_all", set())
-    return Pulse(started, queries, frozenset(states.get("awake", set()) | emptied), frozenset(emptied))
+    total = sum(queries.values()) if queries else None
+    asleep = frozenset(states.get("awake", set()) | emptied)
+    return Pulse(started, total, asleep, frozenset(emptied), queries)
 
 
 def _number(text: bytes) -> float | None:

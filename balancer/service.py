@@ -17,6 +17,7 @@ from typing import Final
 import aiohttp
 
 from balancer.admission import ANYONE, Claim
+from balancer.caches import Renew, Resync
 from balancer.care import Care
 from balancer.core import Decision, Failure, Outcome, Prompt, RouteRequest, Truth
 from balancer.decision_file import open_decision_file
@@ -384,6 +385,7 @@ class RouterService:
             replica = live.replica
             order = self._pulses.look(replica.id, replica.rank, pulse, clears[replica.id])
             self._obey(replica.id, order, "the engine was restarted")
+            self.router.caches.felt(replica.id, pulse.queries_of.get(replica.rank, 0.0))
 
     def _obey(self, replica: ReplicaId, order: Order | None, reason: str) -> None:
         match order:
@@ -458,8 +460,13 @@ class RouterService:
     def _obey_orders(self) -> None:
         orders, self.router.caches.orders = self.router.caches.orders, []
         for order in orders:
-            log.warning("%s: its events are asked for again: %s", order.replica, order.reason)
-            self.feed.reader.recheck(order.replica)
+            match order:
+                case Resync():
+                    log.warning("%s: its events are asked for again: %s", order.replica, order.reason)
+                    self.feed.reader.recheck(order.replica)
+                case Renew():
+                    log.warning("%s: its events are followed anew: %s", order.replica, order.reason)
+                    self.feed.reader.restart(order.replica, order.reason)
 
     def _tell_knowledge(self) -> None:
         now = time.monotonic()

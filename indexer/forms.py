@@ -44,8 +44,8 @@ class Forms:
         if event.parent_block_hash is not None or not self._unshown:
             return False
         if event.lora_name is not None:
-            return "lora_form" in self._unshown or _has_extras(event)
-        return _has_extras(event)
+            return "lora_form" in self._unshown or has_extras(event)
+        return has_extras(event)
 
     def shown_by(self, event: BlockStored, recipe: Recipe, adapters: Mapping[str, Lora]) -> Recipe | None:
         """The recipe in the forms that give the event's hashes; None where no forms do, and no adapter's path can be why.
@@ -69,7 +69,7 @@ class Forms:
         return recipe if lora is not None else None
 
 
-def _has_extras(event: BlockStored) -> bool:
+def has_extras(event: BlockStored) -> bool:
     """Whether ``extra_keys`` holds anything but nils; decoding would cost every first block a list."""
     data = bytes(event.extra_keys)
     if event.extra_keys == NIL or not data:

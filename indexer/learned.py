@@ -122,6 +122,8 @@ class LearnedBlocks:
         """Tokens from key to key: the greatest common divisor of the block sizes in the first batch; 0 before that."""
         self.removal_means_gone = False
         """Whether a removal takes all copies (``CacheIndex.removal_means_gone``), until the next clear."""
+        self.strangers = 0
+        """Blocks that were removed from the GPU and had never been stored there."""
         self.orphans: Orphans[_Place] = Orphans()
         self._places: dict[tuple[Tier, int], _Place] = {}
         self._by_fields: dict[tuple[str | None, str | None, str | None, int | None], _Place] = {}
@@ -330,6 +332,8 @@ class LearnedBlocks:
         key = place.take(name) if left is None else place.leave(name, left)
         if key is None and name in self.orphans:
             self.orphans.take(name, place, left)
+        elif key is None and place.tier == Tier() and not self._let_go[Tier()]:
+            self.strangers += 1
         return key
 
     def _clear(self) -> None:

@@ -31,7 +31,7 @@ from hashing.own import EXTRAS_FORM, LearnedKeys
 from hashing.recipes import Algorithm, Recipe
 from indexer.described import dense_tokens
 from indexer.events import BlockStored, KVEvent
-from indexer.forms import Forms
+from indexer.forms import Forms, has_extras
 from indexer.groups import NOTHING, CacheGroups, GroupsImage, Untold
 from indexer.hybrid import HitRule, hash_sizes
 from indexer.learned import LearnedBlocks
@@ -117,6 +117,8 @@ class Recognition:
         self.recipe, self.reason = _usable(self.declared), ""
         self._doubts: dict[int, BlockStored] = {}
         self._forms = Forms()
+        self.is_anothers = False
+        """Whether an event cannot be of the engine whose keys these are."""
         self._odd = ""  # what speaks against the recipe although it is proven
         self._tells_extras = True
 
@@ -145,6 +147,11 @@ class Recognition:
         return self.learned.unplaced if self.state is KeyState.LEARNED else 0
 
     @property
+    def strangers(self) -> int:
+        """Blocks that were removed under learned keys and had never been stored; the index counts them under all others."""
+        return self.learned.strangers if self.state is KeyState.LEARNED else 0
+
+    @property
     def is_vague(self) -> bool:
         """Whether different prompts may have the same key: what is found is a hint and no promise."""
         return isinstance(self.recipe, LearnedKeys) and not self.recipe.tells_extras
@@ -155,6 +162,8 @@ class Recognition:
         When it is, the events store all that is known to be there.
         """
         is_news, before = self.groups.read(events), self.state
+        if before is not KeyState.UNPROVEN and not self.is_anothers and not self.groups.is_hybrid:
+            is_news |= self._find_anothers(events)
         passed = (events, False) if before is KeyState.PROVEN else self._read(events)
         if self.state is KeyState.PROVEN:
             is_news |= self._look_at_forms(events if before is KeyState.PROVEN else [*self._doubts.values(), *events])
@@ -174,6 +183,29 @@ class Recognition:
             return events, False
         self.recipe = LearnedKeys(self.learned.hash_block_size, self._tells_extras)
         return list(self.learned.restate()), True
+
+    def _find_anothers(self, events: Sequence[KVEvent]) -> bool:
+        """Hold each first block against what was found; returns whether one of them cannot be of the same engine."""
+        recipe = self.recipe
+        if recipe is None:
+            return False
+        for event in events:
+            if not isinstance(event, BlockStored) or not is_on_gpu(event) or not event.block_hashes:
+                continue
+            if event.block_size != recipe.block_size:
+                self._odd = (
+                    f"an event has blocks of {event.block_size} tokens, where those before had {recipe.block_size}"
+                )
+            elif isinstance(recipe, Recipe) and self._tells_all(event):
+                if self._agrees(recipe, event):
+                    continue
+                self._odd = "a first block is hashed in another way than those before"
+            else:
+                continue
+            self._odd += ": is it another engine's?"
+            self.is_anothers = True
+            return True
+        return False
 
     def _look_at_forms(self, events: Sequence[KVEvent]) -> bool:
         """Hold kinds of extras that are seen for the first time against the recipe; returns whether that says anything new."""
@@ -276,6 +308,11 @@ class Recognition:
             return event.lora_id is None
         adapter = self.adapters.get(event.lora_name)
         return self.declared is None or (adapter is not None and adapter.path is not None)
+
+    def _tells_all(self, event: BlockStored) -> bool:
+        """Whether nothing but tokens can be in its first hash; the others are for ``Forms``."""
+        is_bare = event.parent_block_hash is None and event.lora_name is None and event.lora_id is None
+        return is_bare and not has_extras(event) and self._can_prove(event) and event.extras() is not None
 
     def _agrees(self, candidate: Recipe, event: BlockStored) -> bool:
         """Whether the candidate gives the event's first hash; all others follow from it."""

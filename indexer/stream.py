@@ -83,6 +83,7 @@ class EventStream:
         self._verifying: int | None = None  # the sequence that tells whether the engine is still the same
         self._last_digest = resume.digest  # of the batch below next_sequence: the incarnation's fingerprint
         self._asked_digest: int | None = None  # of the batch that the replay under way was asked from
+        self._keeps_last = False  # its buffer has had the last batch that was applied, so that it is one that keeps it
         self._has_replayed = self.is_restored  # not everything that was applied has come live
         self._ahead = array("Q")  # digests of the last batches that were applied before they came live
 
@@ -155,10 +156,14 @@ class EventStream:
         return steps + self._mind_gap()
 
     def recheck(self) -> list[Step]:
-        """Nothing has come for a while: ask whether there is more. The last batch before a pause leaves no gap when lost."""
+        """Nothing has come for a while: ask whether there is more. The last batch before a pause leaves no gap when lost.
+
+        Asked from the last one that was applied: a restart behind a forwarder, which leaves the connection standing, shows
+        there.
+        """
         if not self._can_ask or self.is_replaying or self.next_sequence is None:
             return []
-        return [self._ask_on()]
+        return [self._ask_from_known()]
 
     def replayed(self, sequence: int, batch: Batch) -> list[Step]:
         """A batch out of the publisher's buffer."""
@@ -185,6 +190,8 @@ class EventStream:
         if self._replay_start is None:
             return []
         self._replay_start = None
+        if answered and self._replay_is_fresh and self._asked_digest is not None and self._keeps_last:
+            return self._begin_incarnation("the engine was restarted: it has our last batch no more")
         # Not "if more has been applied": a busy engine answers after its next batch, and would be asked again for ever.
         if self._replay_was_fruitful:
             self._fruitless = 0
@@ -228,6 +235,7 @@ class EventStream:
         if batch.digest != self._asked_digest:
             return self._begin_incarnation(f"the engine was restarted: its batch {sequence} is another one")
         self._replay_was_fruitful = True  # and none of the missing ones, perhaps: only first frames are never dropped
+        self._keeps_last = True
         return []
 
     def _ahead_at(self, sequence: int) -> int | None:

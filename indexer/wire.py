@@ -5,6 +5,7 @@ batches with or without a rank. Never knows order, replicas or the index. One ev
 not its batch; what was skipped is returned, never raised.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
@@ -16,6 +17,8 @@ from indexer.events import MAX_HASHES, NIL, AllBlocksCleared, BlockRemoved, Bloc
 
 WireHash: TypeAlias = int | bytes
 WireHashes: TypeAlias = Annotated[list[WireHash], msgspec.Meta(max_length=MAX_HASHES)]
+
+_COUNTS: Final = b"remaining_copy_counts"
 
 MAX_PAYLOAD: Final = 32 * 1024 * 1024
 """Bytes. A scheduler step of 128 k new tokens takes one; what is longer would keep a reader busy for seconds."""
@@ -128,9 +131,22 @@ def decode(payload: bytes) -> Batch:
             events = [_event(item) for item in array.events]
             return Batch(array.timestamp, events, array.rank, digest=digest_of(payload))
         batch = _map_batch.decode(payload)
-        return Batch(batch.timestamp, batch.events, batch.rank, digest=digest_of(payload))
+        skipped = _odd_counts(batch.events) if _COUNTS in payload else ()
+        return Batch(batch.timestamp, batch.events, batch.rank, skipped, digest_of(payload))
     except _UNREADABLE:
         return _decode_one_by_one(payload)
+
+
+def _odd_counts(events: Iterable[KVEvent]) -> tuple[str, ...]:
+    """What is wrong with removals that do not say of each of their blocks how many copies are left."""
+    removals = (
+        event for event in events if isinstance(event, BlockRemoved) and event.remaining_copy_counts is not None
+    )
+    return tuple(
+        f"remaining_copy_counts: {len(event.remaining_copy_counts or ())} of {len(event.block_hashes)} blocks"
+        for event in removals
+        if len(event.remaining_copy_counts or ()) != len(event.block_hashes)
+    )
 
 
 def digest_of(payload: bytes) -> int:
@@ -174,7 +190,7 @@ def _decode_one_by_one(payload: bytes) -> Batch:
         except _UNREADABLE as error:
             skipped.append(str(error))
     rank = raw.rank if isinstance(raw.rank, int) else None
-    return Batch(raw.timestamp, events, rank, tuple(skipped), digest_of(payload))
+    return Batch(raw.timestamp, events, rank, (*skipped, *_odd_counts(events)), digest_of(payload))
 
 
 def _event(item: _Stored | _Removed | _ClearedArray | AllBlocksCleared) -> KVEvent:

@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from balancer.errors import BadRequest, ConfigError
-from balancer.json_bodies import as_text, cut_list, decode
+from balancer.json_bodies import as_text, check_list, cut_list, decode
 from balancer.settings import check_endpoint
 from hashing.errors import RecipeError
 from hashing.recipes import Algorithm, Recipe
@@ -212,6 +212,7 @@ def _query(decoder: "msgspec.json.Decoder[Any]", body: bytes, field: str) -> Que
     cut = cut_list(body, field.encode())
     if cut is not None:
         text, rest = cut
+        check_list(field, len(text))
         try:
             read = decoder.decode(rest)
             if bytes(getattr(read, field)) == b"null":
@@ -220,6 +221,7 @@ def _query(decoder: "msgspec.json.Decoder[Any]", body: bytes, field: str) -> Que
             pass  # read whole, it says what is wrong
     read = decode(decoder, body, DOCUMENT)
     text = bytes(getattr(read, field))
+    check_list(field, len(text))
     if not text.startswith(b"["):
         missing = "" if text else "missing; "
         raise BadRequest(f"{field}: {missing}give a list of integers; see {DOCUMENT}", param=field)

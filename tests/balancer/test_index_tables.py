@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from balancer import index_tables
@@ -10,6 +11,7 @@ from balancer.caches import Caches
 from balancer.core import Replica
 from balancer.errors import BadRequest
 from balancer.index_tables import answer_query, answer_replicas, dump, read_query
+from balancer.json_bodies import MAX_LIST_BYTES
 from indexer.index import ReplicaId
 from tests.support.routing import RANDOM, RECIPE, replica, stored, told
 
@@ -28,6 +30,24 @@ def asked(made: Caches, replicas: list[Replica], **fields: Any) -> dict[str, Any
     query = read_query(json.dumps(fields).encode())
     answer = answer_query(made, replicas, query, None, lambda _: None, 0.0)
     return {row["replica"]: row["matched_tokens"] for row in answer["replicas"]}
+
+
+def test_what_was_let_go_is_told_by_tier() -> None:
+    """The state is the GPU's; an answer for another tier has to be taken for less."""
+    made, one = Caches(max_blocks=15), replica("a")
+    made.put(one)
+    for start in range(0, 400, 40):
+        made.apply(A, [msgspec.structs.replace(stored(range(start, start + 40)), medium="CPU")])
+    made.apply(A, [told(PROMPT[:21])])
+    [row] = answer_query(made, [one], read_query(b'{"token_ids":[1]}'), None, lambda _: None, 0.0)["replicas"]
+    assert row["knowledge"] == "exact"
+    assert row["let_go"] == {"CPU": 90}
+
+
+def test_a_list_that_would_keep_everybody_waiting_is_refused() -> None:
+    body = b'{"model":"m","token_ids":[%b1]}' % (b"1," * (MAX_LIST_BYTES // 2))
+    with pytest.raises(BadRequest, match="at most 8,388,608 are looked at"):
+        read_query(body)
 
 
 def test_a_prompt_is_matched_by_tokens_and_by_the_engines_own_keys() -> None:

@@ -153,7 +153,7 @@ def test_a_second_gap_during_a_replay_is_asked_for_after_it() -> None:
 
 def test_a_gap_that_opens_while_a_recheck_is_under_way_gets_its_own_replays() -> None:
     stream = with_replay(until=2)
-    assert stream.recheck() == [Replay(2)]
+    assert stream.recheck() == [Replay(1)]
     live(stream, 2, 4)
     assert stream.replay_ended() == [Replay(3)]
     assert applied(replay(stream, 3)) == times(3, 4)
@@ -230,11 +230,37 @@ def test_a_live_batch_proves_completeness_by_itself() -> None:
 
 def test_recheck_finds_the_last_batch_before_a_pause() -> None:
     stream = with_replay(until=3)
-    assert stream.recheck() == [Replay(3)]
+    assert stream.recheck() == [Replay(2)]
     assert stream.recheck() == [], "one at a time"
-    assert applied(replay(stream, 3)) == times(3, 3)
+    assert applied(replay(stream, 2, 3)) == times(3, 3)
     assert stream.replay_ended() == [Replay(4)]
     assert stream.replay_ended() == []
+    assert stream.is_complete
+
+
+def test_a_recheck_shows_a_restart_that_has_come_as_far() -> None:
+    """Behind a forwarder nothing disconnects, and the next live batch has the expected number."""
+    stream = with_replay(until=3)
+    stream.recheck()
+    assert [type(step) for step in replay(stream, 2, life=NEW)] == [Forget, Replay]
+
+
+def test_a_recheck_shows_a_restart_that_has_not_come_as_far() -> None:
+    stream = with_replay(until=3)
+    stream.recheck()
+    replay(stream, 2)
+    assert stream.replay_ended() == [Replay(3)]
+    assert stream.replay_ended() == []
+    assert stream.is_complete
+    stream.recheck()
+    assert [type(step) for step in stream.replay_ended()] == [Forget, Replay]
+
+
+def test_a_publisher_that_keeps_no_batches_is_not_taken_for_a_restarted_one() -> None:
+    stream = with_replay(until=3)
+    for _ in range(3):
+        assert stream.recheck() == [Replay(2)]
+        assert stream.replay_ended() == []
     assert stream.is_complete
 
 
@@ -634,7 +660,7 @@ def test_giving_up_a_replay_of_the_past_leaves_the_state_in_doubt() -> None:
     replay(stream, 0, 1)
     assert stream.replay_given_up() == []
     assert not stream.is_complete
-    assert stream.recheck() == [Replay(2)]
+    assert stream.recheck() == [Replay(1)]
 
 
 def test_a_verification_that_lasts_too_long_is_one_that_was_not_answered() -> None:

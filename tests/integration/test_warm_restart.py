@@ -156,7 +156,7 @@ def test_an_engine_that_was_restarted_meanwhile_begins_anew_and_the_others_do_no
     async def scenario() -> None:
         async with engines(2) as over:
             async with front(over, path=str(tmp_path / "index")) as before:
-                await settled(before, *([at, *IDS] for at in range(6)))
+                await settled(before, *([at, *IDS] for at in range(24)))
             held = over[1].cached()
             await over[0].kill()
             await over[0].start()
@@ -237,7 +237,7 @@ def test_a_replica_that_is_no_longer_in_the_fleet_takes_no_memory(tmp_path: Path
     async def scenario() -> None:
         async with engines(2) as over:
             async with front(over, path=str(tmp_path / "index")) as before:
-                await settled(before, *([at, *IDS] for at in range(6)))
+                await settled(before, *([at, *IDS] for at in range(24)))
             async with front(over[:1], path=str(tmp_path / "index")) as after:
                 assert after.router.caches.index.replicas == {name(over[0])}
                 await settled(after)

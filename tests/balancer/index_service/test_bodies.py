@@ -8,6 +8,7 @@ import pytest
 from balancer.errors import BadRequest
 from balancer.index_service import bodies
 from balancer.index_service.bodies import Registration, Scope, Unregistration
+from balancer.json_bodies import MAX_LIST_BYTES
 from hashing.recipes import Recipe
 
 REGISTER = {"instance_id": 7, "endpoint": "tcp://10.0.0.1:5557", "model_name": "m", "block_size": 16}
@@ -133,6 +134,13 @@ def test_a_query_has_its_adapter_and_its_salt() -> None:
 def test_a_prompt_that_is_no_list_is_refused(value: str) -> None:
     with pytest.raises(BadRequest, match=r"^token_ids: give a list of integers; see docs/index-service\.md$"):
         bodies.token_query(b'{"model_name":"m","token_ids":%s}' % value.encode())
+
+
+@pytest.mark.parametrize(("read", "field"), [(bodies.token_query, "token_ids"), (bodies.hash_query, "block_hashes")])
+def test_a_list_that_would_keep_everybody_waiting_is_refused(read: Any, field: str) -> None:
+    body = b'{"model_name":"m","%b":[%b1]}' % (field.encode(), b"1," * (MAX_LIST_BYTES // 2))
+    with pytest.raises(BadRequest, match=f"{field}: 8,388,611 bytes; at most 8,388,608 are looked at"):
+        read(body)
 
 
 def test_a_prompt_that_is_missing_is_named_with_what_it_is() -> None:

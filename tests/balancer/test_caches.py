@@ -1,0 +1,148 @@
+"""``balancer/caches.py``: what makes a cache doubtful, and what ends the doubt."""
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from balancer.caches import MAX_RENEWALS, Caches, Renew
+from balancer.core import Knowledge
+from hashing.recipes import Recipe
+from indexer.events import AllBlocksCleared, BlockRemoved, KVEvent
+from indexer.index import ReplicaId
+from indexer.stream import Apply, Forget, Standing
+from indexer.wire import Batch
+from tests.support.routing import RANDOM, RECIPE, replica, stored, told
+
+A = ReplicaId("a")
+PROMPT = list(range(41))
+LARGER = msgspec.structs.replace(RECIPE, block_size=8)
+COMPLETE = Standing(is_connected=True, is_complete=True)
+
+
+def caches() -> Caches:
+    made = Caches()
+    made.put(replica("a", num_gpu_blocks=1_000))
+    made.observe(A, [COMPLETE])
+    return made
+
+
+def hear(made: Caches, *events: KVEvent) -> None:
+    made.observe(A, [Apply([Batch(0.0, list(events), digest=1)])])
+
+
+def view(made: Caches) -> tuple[Knowledge, str]:
+    seen = made.view(A, 0.0)
+    return seen.state, seen.reason
+
+
+# Removals of what was never stored ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipe", "before"), [(RECIPE, Knowledge.EXACT), (RANDOM, Knowledge.LEARNED)], ids=["proven", "learned"]
+)
+def test_who_removes_what_it_never_stored_is_in_doubt_until_a_clear(recipe: Recipe, before: Knowledge) -> None:
+    made, event = caches(), told(PROMPT, recipe)
+    hear(made, event)
+    hear(made, BlockRemoved(event.block_hashes[-2:]))
+    assert view(made)[0] is before
+    hear(made, BlockRemoved([*event.block_hashes[-1:], 1, 2]))
+    assert view(made) == (Knowledge.PARTIAL, "3 blocks removed that no event had stored")
+    hear(made, AllBlocksCleared())
+    assert view(made)[0] is before
+
+
+def test_another_replicas_strangers_are_no_doubt() -> None:
+    made = caches()
+    made.put(replica("b"))
+    hear(made, told(PROMPT))
+    made.observe(ReplicaId("b"), [Apply([Batch(0.0, [BlockRemoved([1])], digest=1)])])
+    assert view(made)[0] is Knowledge.EXACT
+
+
+def test_other_tiers_remove_what_they_never_announced() -> None:
+    made = caches()
+    hear(made, told(PROMPT), BlockRemoved([1], medium="CPU"))
+    assert view(made)[0] is Knowledge.EXACT
+
+
+# Computed, and nothing to show for it ---------------------------------------------------------------------------------
+
+
+def test_an_engine_that_has_computed_and_has_no_event_to_show_is_in_doubt() -> None:
+    made = caches()
+    made.felt(A, 0.0)
+    assert view(made)[0] is Knowledge.EXACT, "it is new"
+    made.felt(A, 70.0)
+    assert view(made) == (
+        Knowledge.PARTIAL,
+        "it has computed 70 tokens, and its publisher has no batch of events to show for them",
+    )
+    hear(made, told(PROMPT))
+    made.felt(A, 140.0)
+    assert view(made)[0] is Knowledge.EXACT, "its events have come from the first on"
+
+
+def test_a_restart_ends_that_doubt() -> None:
+    made = caches()
+    made.felt(A, 70.0)
+    made.observe(A, [Forget("the engine was restarted"), COMPLETE])
+    made.felt(A, 0.0)
+    assert view(made)[0] is Knowledge.EXACT
+
+
+# Another engine's events ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "what"),
+    [
+        (RECIPE, RANDOM, "a first block is hashed in another way than those before"),
+        (RECIPE, LARGER, "an event has blocks of 8 tokens, where those before had 4"),
+        (
+            RANDOM,
+            msgspec.structs.replace(RANDOM, block_size=8),
+            "an event has blocks of 8 tokens, where those before had 4",
+        ),
+    ],
+    ids=["root", "size", "size-learned"],
+)
+def test_events_that_are_another_engines_are_told_and_followed_anew(first: Recipe, then: Recipe, what: str) -> None:
+    made = caches()
+    hear(made, told(PROMPT, first))
+    assert not made.orders
+    hear(made, told(PROMPT, then))
+    assert view(made) == (Knowledge.PARTIAL, f"{what}: is it another engine's?")
+    assert made.orders == [Renew(A, f"{what}: is it another engine's?")]
+    made.observe(A, [Forget("followed anew"), COMPLETE])
+    hear(made, told(PROMPT, then))
+    assert view(made)[0].is_promise
+
+
+def test_engines_that_share_an_address_are_not_followed_anew_for_ever() -> None:
+    made = caches()
+    for _ in range(2 * MAX_RENEWALS):
+        hear(made, told(PROMPT, RECIPE))
+        hear(made, told(PROMPT, RANDOM))
+        hear(made, told(PROMPT, RANDOM))
+        assert view(made)[0] is Knowledge.PARTIAL
+        made.observe(A, [Forget("followed anew"), COMPLETE])
+    assert len(made.orders) == MAX_RENEWALS
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [told(PROMPT, salt="s")],
+        [stored(PROMPT, recipe=RANDOM)],
+        [msgspec.structs.replace(told(PROMPT, RANDOM), parent_block_hash=7)],
+        [msgspec.structs.replace(told(PROMPT, LARGER), medium="CPU")],
+    ],
+    ids=["salted", "without tokens", "in the middle", "of another tier"],
+)
+def test_what_proves_nothing_is_no_doubt(events: Sequence[KVEvent]) -> None:
+    made = caches()
+    hear(made, told(PROMPT))
+    hear(made, *events)
+    assert view(made)[0] is Knowledge.EXACT
