@@ -194,6 +194,9 @@ class Caches:
         standing = self._standings.get(replica, FED)
         new = judge(self._replicas[replica], self.recognitions[replica], standing, losses)
         since = view.since if view is not None and view.state is new.state else now
+        if new.state.is_promise and (view is None or not view.state.is_promise):
+            # All that it holds is known from its events now; what was remembered until then may be gone.
+            self.predicted.forget_remembered(self.index.gpu.bit(replica))
         new = self._views[replica] = msgspec.structs.replace(new, since=since)
         self._unjudged.discard(replica)
         return new
@@ -257,7 +260,6 @@ class Caches:
             return
         if self.audit.compare(decision, actual):
             if losses.confirmed():
-                self.predicted.forget_remembered(self.index.gpu.bit(decision.replica.id))
                 self._unjudged.add(decision.replica.id)
             return
         recipe = self.matcher.recipe(decision.replica)
@@ -324,14 +326,9 @@ class Caches:
                 self._find_gpu_empty(replica)
 
     def _stand(self, replica: ReplicaId, standing: Standing) -> None:
-        losses = self._losses.get(replica)
-        if losses is None:
-            return
-        self._standings[replica] = standing
-        self._unjudged.add(replica)
-        if standing.is_connected and standing.is_complete and not (losses.batches or losses.events):
-            # All that it holds is known from its events now; what was remembered until then may be gone.
-            self.predicted.forget_remembered(self.index.gpu.bit(replica))
+        if replica in self._losses:
+            self._standings[replica] = standing
+            self._unjudged.add(replica)
 
     def _lose(self, replica: ReplicaId, *, batches: int = 0, events: int = 0, strangers: int = 0) -> None:
         losses = self._losses.get(replica)

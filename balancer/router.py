@@ -197,8 +197,8 @@ class Router:
         replicas = [live.replica for live in serving]
         shares = self.slow_start.shares([replica.id for replica in replicas], now)
         caches, prompt_tokens = self.caches, request.prompt_tokens
+        views = caches.views(now)  # before the match: what was remembered of those that are known by now is void
         matches = caches.matcher.match(request, replicas)
-        views = caches.views(now)
         candidates = tuple(
             Candidate(
                 replica=live.replica.id,

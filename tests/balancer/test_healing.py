@@ -12,6 +12,7 @@ from balancer.healing import MAX_SUSPECTS, SETTLE_SECONDS, Correction
 from balancer.knowledge import TRUSTED_AGAIN
 from balancer.policies.cache_aware import CacheAware
 from balancer.router import Router
+from hashing.extras import Lora
 from indexer.events import AllBlocksCleared, BlockRemoved, KVEvent
 from indexer.index import ReplicaId
 from indexer.stream import Apply, Forget, Lost, Standing
@@ -122,6 +123,48 @@ def test_what_was_remembered_is_void_once_all_is_known() -> None:
     owner.caches.observe(A, [Standing(is_connected=True, is_complete=True)])
     assert state(owner)[0] is Knowledge.EXACT
     assert cached(owner, PROMPT) == 0
+
+
+AD = Lora("ad", "/adapters/ad")
+FROM_ELSEWHERE = msgspec.structs.replace(AD, path="/elsewhere/ad")
+BEGINNING, WHOLE = told(OTHER[:4], RANDOM), told(OTHER[:8], RANDOM)
+REST = msgspec.structs.replace(
+    told(OTHER[4:8], RANDOM), block_hashes=WHOLE.block_hashes[1:], parent_block_hash=BEGINNING.block_hashes[0]
+)
+
+
+@pytest.mark.parametrize(
+    ("doubtful", "dispelling", "known"),
+    [
+        ([told(OTHER, lora=FROM_ELSEWHERE)], told([7] * 9), Knowledge.EXACT),
+        ([told([7] * 9, RANDOM), REST], BEGINNING, Knowledge.LEARNED),
+    ],
+    ids=["proven at last", "placed at last"],
+)
+def test_what_was_remembered_is_void_once_keys_are_in_doubt_no_more(
+    doubtful: list[KVEvent], dispelling: KVEvent, known: Knowledge
+) -> None:
+    owner = router(adapters=(AD,))
+    owner.caches.observe(A, events(*doubtful))
+    assert state(owner)[0] is Knowledge.PARTIAL
+    ask(owner, PROMPT, None, 0.0)
+    assert cached(owner, PROMPT) == 40
+    owner.caches.observe(A, events(dispelling))
+    assert cached(owner, PROMPT) == 0, "whoever is believed is not matched by anything else"
+    assert state(owner)[0] is known
+    assert not owner.caches.predicted
+
+
+def test_what_was_remembered_is_void_once_trust_is_restored() -> None:
+    owner = router()
+    owner.caches.observe(A, events(stored(PROMPT)))
+    ask(owner, PROMPT, 12, 0.0)
+    ask(owner, OTHER, None, 10.0)
+    assert cached(owner, OTHER) == 40
+    for turn in range(TRUSTED_AGAIN):
+        ask(owner, PROMPT, 40, 20.0 + turn)
+    assert state(owner)[0] is Knowledge.EXACT
+    assert cached(owner, OTHER) == 0
 
 
 def test_an_exact_replica_is_believed_and_nothing_else_remembered() -> None:

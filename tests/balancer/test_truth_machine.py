@@ -19,7 +19,7 @@ from tests.support.story import KINDS, WEIGHTS, Story, walk
 from tests.support.world import World
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(20), 61, 143])
 def test_a_long_walk_finds_no_lie(seed: int) -> None:
     seen = walk(seed, 500, KINDS, SimulatedProcess)
     assert seen["batches"] > 100

@@ -159,6 +159,11 @@ FAULTS: dict[str, Fault] = {
         "        if False:\n            is_news",
     ),
     # Expectations
+    "what was remembered outlives the doubt": Fault(
+        "balancer/caches.py",
+        "        if new.state.is_promise and (view is None or not view.state.is_promise):\n",
+        "        if False:\n",
+    ),
     "expectations outlive their leases": Fault(
         "balancer/router.py",
         "            del self._settling[lease]\n            self.caches.expect_no_more(lease)\n",
