@@ -72,6 +72,7 @@ class Caches:
         self._standings: dict[ReplicaId, Standing] = {}
         self._views: dict[ReplicaId, View] = {}
         self._unjudged: set[ReplicaId] = set()  # whose view may have changed
+        self._felt: set[ReplicaId] = set()  # whose metrics have been seen, in their present life
         self._renewals: Counter[ReplicaId] = Counter()
         self._offloading: set[ReplicaId] = set()  # which have told of blocks outside their GPU, in their present life
 
@@ -157,14 +158,14 @@ class Caches:
     def felt(self, replica: ReplicaId, queries: float) -> None:
         """So many tokens the engine has looked up in its cache since it began, by its own metrics.
 
-        One that has computed prompts and has no event to show for them keeps no batches, and was warm before we came.
+        One that had computed prompts when its present life was first looked at, and has no event to show for them, keeps no
+        batches. What it computes from then on comes live, or is too short for a block.
         """
         losses, position = self._losses.get(replica), self.positions.get(replica)
-        if (
-            losses is not None
-            and (position is None or not position.next_sequence)
-            and self._replicas[replica].has_events
-        ):
+        if losses is None or replica in self._felt:
+            return
+        self._felt.add(replica)
+        if (position is None or not position.next_sequence) and self._replicas[replica].has_events:
             losses.untold = round(queries)
             self._unjudged.add(replica)
 
@@ -364,6 +365,7 @@ class Caches:
         if replica in self.recognitions:
             self.recognitions[replica].forget()
             self._offloading.discard(replica)
+            self._felt.discard(replica)
             self._find_whole(replica)
 
     def _forget_blocks(self, replica: ReplicaId) -> None:

@@ -105,7 +105,10 @@ def _missing(losses: Losses) -> str:
     if losses.dropped:
         return f"{counted(losses.dropped, 'time')} what it was said to hold was not there; copies may come back unseen"
     if losses.untold:
-        return f"it has computed {counted(losses.untold, 'token')}, and its publisher has no batch of events to show for them"
+        return (
+            f"it had computed {counted(losses.untold, 'token')} before its events were followed, and its publisher has none "
+            "to show for them; the next one ends the doubt"
+        )
     if losses.strangers:
         return f"{counted(losses.strangers, 'block')} removed that no event had stored"
     if losses.contradictions:

@@ -6,6 +6,7 @@ Between calls: each open lease belongs to one replica, and is released exactly o
 """
 
 import math
+from collections import Counter
 from itertools import islice
 from typing import Final
 
@@ -246,8 +247,10 @@ class Router:
         usable = [live for live in serving if live.is_available()]
         available = [live for live in usable if live.replica.id not in request.excluded]
         if not available:
+            why = Counter(str(live.status) for live in serving if not live.is_available())
+            told = f" ({', '.join(f'{count} {status}' for status, count in sorted(why.items()))})" if why else ""
             raise NoReplica(
-                f"none of {counted(len(serving), 'replica')} of '{request.model}' can take a request now; try again",
+                f"none of {counted(len(serving), 'replica')} of '{request.model}' can take a request now{told}; try again",
                 retry_after=2,
             )
         rested = [live for live in available if live.rests_until <= now]

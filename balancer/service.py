@@ -235,6 +235,7 @@ class RouterService:
     def problems(self) -> str:
         """Why each endpoint cannot be used, for people."""
         problems = [f"{url}: {watcher.problem}" for url, watcher in self.watchers.items() if watcher.problem]
+        problems += [f"{live.replica.id}: {live.status}" for live in self.router.fleet if live.drain is not None]
         if self.follower.problem is not None:
             problems.append(f"discovery: {self.follower.problem}")
         return "; ".join(problems) or "there are no endpoints"

@@ -10,6 +10,7 @@ import math
 import re
 import tomllib
 from collections import Counter
+from enum import EnumMeta
 from operator import itemgetter
 from pathlib import PurePath
 from typing import Any, Final, get_args
@@ -283,10 +284,25 @@ def _explain(message: str) -> str:
         near = difflib.get_close_matches(name, known, 1)
         remedy = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
         return f"{f'{path}.' if path else ''}{name}: unknown setting; {remedy}"
+    if what.startswith("Invalid enum value"):
+        what = f"{what.removeprefix('Invalid enum value ')} is unknown; use one of {', '.join(_choices(path))}"
     return f"{path or 'settings'}: {what[:1].lower()}{what[1:]}"
 
 
+def _choices(path: str) -> list[str]:
+    """What can be written at this path, which takes one of several names."""
+    struct, _, name = re.sub(r"\[.*?\]", "", path).rpartition(".")
+    kind = next(field.type for field in msgspec.structs.fields(_struct(struct)) if field.name == name)
+    choices = next((each for each in (kind, *get_args(kind)) if isinstance(each, EnumMeta)), None)
+    return [str(each) for each in (get_args(kind) if choices is None else choices)]
+
+
 def _fields(path: str) -> list[str]:
+    return [field.name for field in msgspec.structs.fields(_struct(path))]
+
+
+def _struct(path: str) -> Any:
+    """The settings under this path."""
     struct: Any = Settings
     for part in re.sub(r"\[.*?\]", "", path).split("."):
         if part == '"/path"':
@@ -294,7 +310,7 @@ def _fields(path: str) -> list[str]:
         elif part:
             kind = next(field.type for field in msgspec.structs.fields(struct) if field.name == part)
             struct = next((each for each in get_args(kind) if isinstance(each, type(msgspec.Struct))), kind)
-    return [field.name for field in msgspec.structs.fields(struct)]
+    return struct
 
 
 def check_replicas(replicas: tuple[ReplicaSettings, ...]) -> None:

@@ -35,7 +35,9 @@ def survey(service: RouterService, snapshot: SnapshotSettings | None = None) -> 
     has_key = service.settings.upstream.api_key is not None
     return Facts(
         kvlb=version("kvlb"),
-        endpoints=tuple(_endpoint(url, watcher, has_key=has_key) for url, watcher in watchers),
+        endpoints=tuple(
+            _endpoint(url, watcher, has_key=has_key, drains=_drains(service, url)) for url, watcher in watchers
+        ),
         caches=tuple(
             _cache(service, watcher, each, streams.get(each.replica.id), reports, silences)
             for url, watcher in watchers
@@ -48,11 +50,17 @@ def survey(service: RouterService, snapshot: SnapshotSettings | None = None) -> 
         snapshot=path,
         taken_over_from=service.warm.taken_over_from,
         taken_over_blocks=service.warm.restored_blocks,
+        not_taken_over=service.warm.problem if service.warm.taken_over_from is None else None,
         snapshot_problem=None if path is None else snapshot_file.problem(Path(path)) or _unsaved(service),
         requests=salts.requests,
         salted=salts.salted,
         salts=salts.distinct,
     )
+
+
+def _drains(service: RouterService, url: str) -> bool:
+    behind = service.router.fleet.behind(url)
+    return bool(behind) and all(live.drain is not None for live in behind)
 
 
 def _unsaved(service: RouterService) -> str | None:
@@ -64,7 +72,7 @@ def _unsaved(service: RouterService) -> str | None:
     )
 
 
-def _endpoint(url: str, watcher: Watcher, *, has_key: bool) -> Endpoint:
+def _endpoint(url: str, watcher: Watcher, *, has_key: bool, drains: bool) -> Endpoint:
     cards = watcher.facts.models
     return Endpoint(
         url=url,
@@ -72,6 +80,7 @@ def _endpoint(url: str, watcher: Watcher, *, has_key: bool) -> Endpoint:
         version=watcher.replica.version or watcher.facts.version,
         models=tuple(card.id for card in cards if card.parent is None),
         clock_skew=watcher.clock_skew,
+        drains=drains,
         lacks_key=watcher.refusal in KEY_NEEDED and not has_key,
         refuses_key=watcher.refusal in KEY_NEEDED and has_key,
     )

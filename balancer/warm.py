@@ -21,6 +21,7 @@ import msgspec
 from balancer import snapshot_file
 from balancer.facts import Described
 from balancer.handover import Handover
+from balancer.http.reasons import reason
 from balancer.settings import SnapshotSettings
 from balancer.words import counted
 from indexer.errors import SnapshotError
@@ -56,6 +57,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     is_loaded: bool
     taken_over_from: str | None
     taken_over_blocks: int
+    problem: str | None
     saves: int
     failures: int
     saved_at: float | None
@@ -82,6 +84,8 @@ class WarmStart:
         self.failures = 0
         self.taken_over_from: str | None = None
         """The file or the sibling that the start found a snapshot in."""
+        self.problem: str | None = None
+        """Why the last sibling or file that was asked has not given its snapshot."""
         self.restored_blocks = 0
         """Blocks on GPU that were in it."""
         self.is_loaded = False
@@ -127,7 +131,9 @@ class WarmStart:
             log.info("%s: there is no snapshot yet", name)
             return False
         except (SnapshotError, OSError, aiohttp.ClientError, TimeoutError) as error:
-            log.warning("%s: the snapshot is not used: %s", name, str(error) or type(error).__name__)
+            why = str(error) if isinstance(error, SnapshotError) else reason(error)
+            self.problem = f"{name}: {why}"
+            log.warning("%s: the snapshot is not used: %s", name, why)
             self._handover.abandon()
             return False
         except Exception:
@@ -185,6 +191,7 @@ class WarmStart:
             is_loaded=self.is_loaded,
             taken_over_from=self.taken_over_from,
             taken_over_blocks=self.restored_blocks,
+            problem=self.problem,
             saves=self.saves,
             failures=self.failures,
             saved_at=None if age is None else time.time() - age,

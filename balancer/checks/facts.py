@@ -10,7 +10,8 @@ import msgspec
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One address. ``clock_skew`` is its clock minus ours, in seconds; HTTP tells it to a second.
 
-    ``lacks_key`` says that it asks for a key, ``refuses_key`` that it has refused the one it was given.
+    ``drains`` says that none of its replicas is sent anything new, ``lacks_key`` that it asks for a key, ``refuses_key`` that
+    it has refused the one it was given.
     """
 
     url: str
@@ -18,6 +19,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None = None
     models: tuple[str, ...] = ()
     clock_skew: float | None = None
+    drains: bool = False
     lacks_key: bool = False
     refuses_key: bool = False
 
@@ -108,8 +110,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     ``kvlb`` is the version that keeps the index, ``doctor`` the one that judges. ``max_blocks`` is the index' hard limit;
     ``is_gateway`` is false where a fleet is looked at that nobody serves yet. ``snapshot`` is the file that the index is saved
-    to, ``snapshot_problem`` why that cannot be written, ``taken_over_from`` where it began with so many blocks. ``requests``,
-    ``salted`` and ``salts`` count the last requests, those with a ``cache_salt``, and the different ones.
+    to, ``snapshot_problem`` why that cannot be written, ``taken_over_from`` where it began with so many blocks,
+    ``not_taken_over`` the sibling or file that had none to give, and why. ``requests``, ``salted`` and ``salts`` count the last
+    requests, those with a ``cache_salt``, and the different ones.
     """
 
     kvlb: str
@@ -122,6 +125,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_problem: str | None = None
     taken_over_from: str | None = None
     taken_over_blocks: int = 0
+    not_taken_over: str | None = None
     requests: int = 0
     salted: int = 0
     salts: int = 0

@@ -139,6 +139,12 @@ def memory(facts: Facts) -> Iterator[Finding]:
 def snapshot(facts: Facts) -> Iterator[Finding]:
     """The index can be saved where the settings say, and began with what another one had."""
     begun = f"taken over from {facts.taken_over_from} ({counted(facts.taken_over_blocks, 'block')})"
+    if facts.not_taken_over is not None:
+        yield degraded(
+            "index",
+            f"it began with nothing: {facts.not_taken_over}",
+            "it fills by itself; mend --sibling or snapshot.path before the next start",
+        )
     if facts.snapshot is None and facts.taken_over_from is not None:
         yield ok("index", f"{begun}; it is not saved")
     elif facts.snapshot is None:

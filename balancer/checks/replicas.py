@@ -40,7 +40,13 @@ def endpoint(facts: Facts) -> Iterator[Finding]:
     if not facts.endpoints:
         yield broken("fleet", "there are no endpoints", "name one with --replica http://HOST:PORT")
     for each in facts.endpoints:
-        if each.problem is None:
+        if each.problem is None and each.drains:
+            yield degraded(
+                each.url,
+                "drains: it ends what it has, and is sent nothing new",
+                "POST /kvlb/replicas/ID/undrain, unless it is leaving",
+            )
+        elif each.problem is None:
             yield ok(each.url, "answers")
         elif each.lacks_key:
             yield broken(each.url, "asks for a key", KEY_REMEDY)

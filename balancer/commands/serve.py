@@ -151,7 +151,9 @@ def check_lines(settings: LogSettings) -> None:
 def _read_file(name: str) -> dict[str, Any]:
     try:
         return settings_module.parse(Path(name).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"--config: cannot read '{name}': {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
         raise ConfigError(f"--config: cannot read '{name}': {error}") from error
     except ConfigError as error:
         raise ConfigError(f"--config: '{name}': {error}") from error

@@ -15,6 +15,7 @@ from balancer.index_service.workers import Status, Subscription, Workers
 from balancer.lookup import match, tiers_in_order
 from balancer.words import counted
 from hashing.extras import Lora
+from hashing.recipes import Recipe
 from indexer.index import ReplicaId, Tier
 
 
@@ -87,6 +88,19 @@ def scores(workers: Workers, query: Query, hashes: PrefixHashes, now: float) -> 
             if status is not Status.ACTIVE:
                 instance.doubt(rank, f"{status}: {view.reason}")
     return answer
+
+
+def warn_unasked(scores: Scores, workers: Workers, query: Query) -> Scores:
+    """The answer to a query by Dynamo's hashes, with a warning for each instance whose keys are its engine's own."""
+    unasked = tuple(
+        f"{name}: its blocks are known by its engine's own hashes (vllm_version was given), which these are not: "
+        "ask by token_ids"
+        for name, subscription in workers.subscriptions(query.scope)
+        if any(
+            isinstance(workers.caches.recognitions[each.id].recipe, Recipe) for each in subscription.replicas.values()
+        )
+    )
+    return msgspec.structs.replace(scores, warnings=(*query.warnings, *unasked)) if unasked else scores
 
 
 def _columns(tiers: Sequence[Tier]) -> tuple[int, int]:

@@ -117,7 +117,8 @@ class IndexService:
             BadRequest: one of them is none.
             UnknownModel: nobody is registered for this model and tenant.
         """
-        return self._scores(query, LocalHashes(query.text, query.salt, self.memory), "block_hashes")
+        scores = self._scores(query, LocalHashes(query.text, query.salt, self.memory), "block_hashes")
+        return answers.warn_unasked(scores, self.workers, query)
 
     def _scores(self, query: Query, hashes: PrefixHashes, field: str) -> Scores:
         try:

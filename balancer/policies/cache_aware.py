@@ -1,6 +1,7 @@
 """Cache-aware: the replica that has the fewest tokens to compute before it can answer this request."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -18,9 +19,9 @@ class CacheAware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     have nothing to compute, so that one warm replica does not get all of them.
     """
 
-    queue_weight: float = 1.0
-    request_weight: float = 16.0
-    doubt: float = 0.1
+    queue_weight: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    request_weight: Annotated[float, msgspec.Meta(ge=0)] = 16.0
+    doubt: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
 
     def choose(self, candidates: Sequence[Candidate], draw: float) -> Candidate:
         return lowest(candidates, self._cost, draw)

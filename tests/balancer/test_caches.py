@@ -72,16 +72,22 @@ def test_other_tiers_remove_what_they_never_announced() -> None:
 
 def test_an_engine_that_has_computed_and_has_no_event_to_show_is_in_doubt() -> None:
     made = caches()
-    made.felt(A, 0.0)
-    assert view(made)[0] is Knowledge.EXACT, "it is new"
     made.felt(A, 70.0)
     assert view(made) == (
         Knowledge.PARTIAL,
-        "it has computed 70 tokens, and its publisher has no batch of events to show for them",
+        "it had computed 70 tokens before its events were followed, and its publisher has none to show for them; "
+        "the next one ends the doubt",
     )
     hear(made, told(PROMPT))
     made.felt(A, 140.0)
     assert view(made)[0] is Knowledge.EXACT, "its events have come from the first on"
+
+
+def test_what_a_new_engine_computes_is_no_doubt_for_it_may_fill_no_block() -> None:
+    made = caches()
+    for tokens in (0.0, 3.0, 70.0):
+        made.felt(A, tokens)
+        assert view(made)[0] is Knowledge.EXACT
 
 
 def test_a_restart_ends_that_doubt() -> None:

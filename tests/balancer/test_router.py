@@ -264,7 +264,9 @@ def test_the_best_match_is_passed_over_when_it_cannot_be_used(status: Status) ->
     owner.set_status(A, status)
     assert owner.route(request(PROMPT), 0.0, 0.0).replica.id == B
     owner.set_status(B, Status.LOST)
-    with pytest.raises(NoReplica, match="none of 2 replicas"):
+    with pytest.raises(
+        NoReplica, match=rf"none of 2 replicas of 'm' can take a request now \(.*{status}.*\); try again"
+    ):
         owner.route(request(PROMPT), 0.0, 0.0)
     owner.set_status(A, Status.READY)
     assert owner.route(request(PROMPT), 0.0, 0.0).replica.id == A

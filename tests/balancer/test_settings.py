@@ -56,6 +56,13 @@ def test_two_spellings_of_one_server_are_one_server(one: str, other: str) -> Non
     assert "is named twice" in fails({"replicas": [{"url": one}, {"url": other}]})
 
 
+def test_a_name_that_is_none_of_several_is_answered_with_all_of_them() -> None:
+    told = fails({"retries": {"faults": ["conect"]}})
+    assert told.startswith("retries.faults[0]: 'conect' is unknown; use one of connect, reset")
+    told = fails({"clients": {"priority": "maybe"}})
+    assert told.startswith("clients.priority: 'maybe' is unknown; use one of ")
+
+
 def test_ports_that_differ_are_two_servers() -> None:
     tree = {"replicas": [{"url": url} for url in ("http://h:80", "https://h:80", "https://h:443", "http://h:443")]}
     assert [each.url for each in settings.convert(tree).replicas] == [

@@ -202,9 +202,8 @@ def test_a_probe_whose_events_come_elsewhere_is_told(doctor: Doctor, tmp_path: P
                 f'[[replicas]]\nurl = "{one.url}"\nevents = "{other.events()}"\nreplay = "{other.replay()}"\n'
             )
             code, told = await doctor("--config", str(path), "--probe")
-            assert (code, faults(told)) == (2, {"port", "knowledge"})
+            assert (code, faults(told)) == (2, {"port"})
             assert "the probe was answered, and no event came" in told["port", Verdict.BROKEN]
-            assert "its publisher has no batch of events to show" in told["knowledge", Verdict.DEGRADED]
 
     run(check())
 

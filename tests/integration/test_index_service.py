@@ -95,6 +95,10 @@ def test_a_declared_recipe_is_proven_by_the_first_event(index: IndexClient) -> N
         assert (row["knowledge"], row["keys"], row["tiers"]["GPU"]["blocks"]) == ("exact", "engine", 3)
         answer = index.post("/index/query", model=engine.model, block_hashes=list(own.keys(3)))[1]
         assert answer["replicas"][0]["matched_tokens"]["GPU"] == 3 * BLOCK
+        body = {"model_name": engine.model, "block_hashes": signed_local_hashes(prompt)}
+        answer = index.post("/query_by_hash", **body)[1]
+        assert answer["scores"] == {}
+        assert "ask by token_ids" in answer["warnings"][0], "no answer is silently wrong"
 
 
 def test_a_wrong_declaration_is_found_out(index: IndexClient) -> None:

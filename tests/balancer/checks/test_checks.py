@@ -79,6 +79,7 @@ FLEET_FAULTS: list[tuple[str, Verdict, dict[str, Any], str, str]] = [
     ("endpoint", Verdict.BROKEN, {"endpoints": (LOST,)}, "cannot be used: refused", "start vLLM"),
     ("endpoint", Verdict.BROKEN, {"endpoints": (endpoint(problem="401", lacks_key=True),)}, "asks for a key", "--api-key KEY"),
     ("endpoint", Verdict.BROKEN, {"endpoints": (endpoint(problem="401", refuses_key=True),)}, "was refused", "--api-key KEY"),
+    ("endpoint", Verdict.DEGRADED, {"endpoints": (endpoint(drains=True),)}, "is sent nothing new", "undrain"),
     ("endpoint", Verdict.BROKEN, {"endpoints": ()}, "there are no endpoints", "--replica"),
     ("addresses", Verdict.DEGRADED, {"endpoints": (endpoint(), endpoint(url="http://H:8000/"))}, "is the same address", "once"),
     ("version", Verdict.DEGRADED, {"endpoints": (endpoint(version=None),)}, "does not tell its version", "version ="),
@@ -99,6 +100,10 @@ FLEET_FAULTS: list[tuple[str, Verdict, dict[str, Any], str, str]] = [
     ("memory", Verdict.SKIPPED, {"max_blocks": None}, "is not known", ""),
     ("snapshot", Verdict.SKIPPED, {"snapshot": None}, "is not saved", ""),
     ("snapshot", Verdict.OK, {"snapshot": None, "taken_over_from": "http://b", "taken_over_blocks": 630}, "630 blocks", ""),
+    (
+        "snapshot", Verdict.DEGRADED, {"snapshot": None, "is_gateway": False, "not_taken_over": "http://b: connection refused"},
+        "it began with nothing: http://b: connection refused", "--sibling",
+    ),
     ("snapshot", Verdict.BROKEN, {"snapshot_problem": "Permission denied"}, "Permission denied", "snapshot.path"),
 ]  # fmt: skip
 

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.support.gateways import gateway, post, split
+from tests.support.gateways import gateway, get, post, split
 from tests.support.upstream import Received, upstream
 from tests.support.waiting import eventually, run
 
@@ -63,5 +63,8 @@ def test_what_all_drain_is_refused_with_a_time_to_come_again() -> None:
             first, headers, _ = split(await front.exchange(post(PATH, BODY)))
             assert first.startswith("HTTP/1.1 503 ")
             assert dict(headers)["Retry-After"]
+            told = (await front.exchange(get("/ready"))).decode()
+            assert "127.0.0.1" in told, "and why it is not ready"
+            assert ": draining" in told
 
     run(check())

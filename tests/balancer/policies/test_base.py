@@ -75,6 +75,12 @@ def test_settings_become_fields() -> None:
             r"policy\.wait: cache_aware has no such setting; its settings are: queue_weight, request_weight",
         ),
         ("cache_aware", {"queue_weight": "much"}, r"policy\.cache_aware: Expected `float`"),
+        (
+            "cache_aware",
+            {"queue_weight": -1.0},
+            r"policy\.cache_aware: Expected `float` >= 0\.0 - at `\$\.queue_weight`",
+        ),
+        ("cache_aware", {"doubt": 1.5}, r"policy\.cache_aware: Expected `float` <= 1\.0 - at `\$\.doubt`"),
         ("round_robin", {"weight": 1}, r"policy\.weight: round_robin has no such setting; its settings are: none"),
         ("no.such.module:Policy", {}, r"policy\.name: cannot load 'no\.such\.module:Policy'"),
         ("balancer.core:Nobody", {}, r"policy\.name: cannot load 'balancer\.core:Nobody'"),
