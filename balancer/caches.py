@@ -5,7 +5,6 @@ policy or sockets: news comes in through ``put`` and ``observe``, time as an arg
 Between calls: each replica that was put has its own reading, losses and life here, and nothing of a removed one is left.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -16,6 +15,7 @@ from balancer.core import Decision, Replica, RouteRequest, Truth
 from balancer.healing import REMEMBERED_BLOCKS, Correction, Finding, Healer
 from balancer.knowledge import FED, Losses, View, judge
 from balancer.matching import Matcher
+from balancer.renewals import Renewals
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from indexer.groups import Untold
 from indexer.hits import placed
@@ -26,8 +26,7 @@ from indexer.recognition import KeyState, Recognition
 from indexer.snapshot import Restored
 from indexer.stream import Apply, Forget, Lost, Position, Replay, Standing, Step
 
-MAX_RENEWALS: Final = 3
-"""Times that a replica's events are followed anew because of how they are hashed: engines that share an address never end."""
+OTHER_SIZE: Final = "it has another number of blocks than the one by which it was found to have too many"
 
 
 class Resync(msgspec.Struct, frozen=True):
@@ -73,7 +72,7 @@ class Caches:
         self._views: dict[ReplicaId, View] = {}
         self._unjudged: set[ReplicaId] = set()  # whose view may have changed
         self._felt: set[ReplicaId] = set()  # whose metrics have been seen, in their present life
-        self._renewals: Counter[ReplicaId] = Counter()
+        self._renewals = Renewals()
         self._offloading: set[ReplicaId] = set()  # which have told of blocks outside their GPU, in their present life
 
     def __repr__(self) -> str:
@@ -100,6 +99,7 @@ class Caches:
         self.index.remove(replica)
         self.audit.remove(replica)
         self.healer.ended(replica)
+        self._renewals.forget(replica)
         self._unjudged.discard(replica)
         for known in (
             self._replicas,
@@ -108,7 +108,6 @@ class Caches:
             self._standings,
             self._views,
             self.positions,
-            self._renewals,
         ):
             known.pop(replica, None)
 
@@ -146,14 +145,14 @@ class Caches:
             if is_void:
                 self._forget_blocks(replica)
                 self.healer.began(replica)
-            if recognition.is_anothers and self._renewals[replica] < MAX_RENEWALS:
-                self._renewals[replica] += 1
-                self.orders.append(Renew(replica, recognition.doubt))
         if replica in self._losses:
             self._settle(replica, events)
         before = self.index.gpu.unknown_removals
         unread = self.index.apply(replica, events)
-        self._lose(replica, events=unread, strangers=strangers + self.index.gpu.unknown_removals - before)
+        strangers += self.index.gpu.unknown_removals - before
+        if strangers and any(isinstance(event, AllBlocksCleared) for event in events):
+            strangers = 0  # most likely before the clear, and then it does not matter any more
+        self._lose(replica, events=unread, strangers=strangers)
 
     def felt(self, replica: ReplicaId, queries: float) -> None:
         """So many tokens the engine has looked up in its cache since it began, by its own metrics.
@@ -181,7 +180,7 @@ class Caches:
         self.recognitions[image.replica].restore(image.recognition, restored.learned)
         self.positions[image.replica] = image.position
         self._losses[image.replica] = losses
-        if losses.is_overfull:
+        if losses.overfull:
             self._take_removals_wholly(image.replica)
         self._unjudged.add(image.replica)
 
@@ -239,6 +238,8 @@ class Caches:
             self._heed(finding, now)
         for replica in self._replicas.values():
             self._count_copies(replica)
+            if self._is_anothers(replica) and self._renewals.is_due(replica.id, now):
+                self.orders.append(Renew(replica.id, self.recognitions[replica.id].doubt or OTHER_SIZE))
         self._unjudged.update(self._losses)
         if self.index.has_retired:
             self.index.sweep()
@@ -298,16 +299,24 @@ class Caches:
                 self.index.gpu.bit(replica.id), missing, replica.num_gpu_blocks or REMEMBERED_BLOCKS
             )
 
+    def _is_anothers(self, replica: Replica) -> bool:
+        """Whether what is known of it was another engine's, by its events or by the size of its cache."""
+        if not replica.has_events:
+            return False
+        overfull, blocks = self._losses[replica.id].overfull, replica.num_gpu_blocks
+        has_other_size = blocks is not None and overfull not in {0, blocks}
+        return has_other_size or self.recognitions[replica.id].continuity.is_broken
+
     def _count_copies(self, replica: Replica) -> None:
         """More blocks than the engine has: removals were lost, or stores were told twice (vLLM 0.32, contract of its pool)."""
         losses = self._losses[replica.id]
-        if replica.num_gpu_blocks is None or losses.is_overfull:
+        if replica.num_gpu_blocks is None or losses.overfull:
             return
         rule = self.matcher.rule(replica)
         if rule is not None and rule.has_parts_of_blocks:
             return
         if self.index.gpu.copies(replica.id) >= replica.num_gpu_blocks:
-            losses.is_overfull = True
+            losses.overfull = replica.num_gpu_blocks
             self._take_removals_wholly(replica.id)
 
     def _settle(self, replica: ReplicaId, events: Sequence[KVEvent]) -> None:
@@ -321,7 +330,7 @@ class Caches:
                     self.predicted.confirm(bit, placed(event.group_idx or 0, event.block_hashes))
             elif isinstance(event, BlockRemoved):
                 if is_on_gpu(event):
-                    self.predicted.deny(bit, placed(event.group_idx or 0, event.block_hashes))
+                    self.predicted.deny(bit, placed(event.group_idx or 0, _gone(event)))
             elif isinstance(event, AllBlocksCleared):
                 self.predicted.forget(bit)
                 self._find_gpu_empty(replica)
@@ -372,3 +381,11 @@ class Caches:
         if self.index.knows(replica):
             self.predicted.forget(self.index.gpu.bit(replica))
         self.index.forget(replica)
+
+
+def _gone(event: BlockRemoved) -> Sequence[int]:
+    """The blocks of which no copy may be left."""
+    counts = event.remaining_copy_counts
+    if counts is None or len(counts) != len(event.block_hashes):
+        return event.block_hashes
+    return [key for key, left in zip(event.block_hashes, counts, strict=True) if not left]

@@ -34,8 +34,8 @@ class Losses(msgspec.Struct):
     bound. ``dropped`` chains were taken out because the engine had them no more; copies of their blocks may come back unseen.
     ``strangers`` are blocks that were removed and had never been stored: something before was not as it was told.
     ``untold`` are tokens that the engine has looked up in its cache while its publisher had nothing to tell, then or now.
-    ``is_overfull``: more blocks are counted than the engine has. ``contradictions``: wrong predictions that nothing
-    explains, until ``TRUSTED_AGAIN`` right ones in a row.
+    ``overfull``: how many blocks the engine has, of which more were counted; 0 where they were not. ``contradictions``: wrong
+    predictions that nothing explains, until ``TRUSTED_AGAIN`` right ones in a row.
     """
 
     batches: int = 0
@@ -44,7 +44,7 @@ class Losses(msgspec.Struct):
     strangers: int = 0
     untold: int = 0
     dropped: int = 0
-    is_overfull: bool = False
+    overfull: int = 0
     contradictions: int = 0
     exact_since: int = 0
 
@@ -98,7 +98,7 @@ def _missing(losses: Losses) -> str:
         return f"{counted(losses.batches, 'batch', 'batches')} of events lost for good"
     if losses.events:
         return f"{counted(losses.events, 'event')} could not be read"
-    if losses.is_overfull:
+    if losses.overfull:
         return "its events name more blocks than it has: removals were lost, or a client asked for full cache reports"
     if losses.let_go:
         return f"{counted(losses.let_go, 'block')} let go at [index] max_blocks"

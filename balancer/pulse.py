@@ -6,6 +6,7 @@ because events come late: an engine that has been put to sleep announces its emp
 up, and one that is idle announces nothing.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -73,9 +74,10 @@ def read_pulse(page: bytes) -> Pulse:
 
 def _number(text: bytes) -> float | None:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         return None
+    return value if math.isfinite(value) and value >= 0 else None
 
 
 class _Seen(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ told before. What has no known shape is described by nothing, and never raises.
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -67,6 +68,43 @@ def dense_tokens(event: BlockStored) -> list[int] | None:
         return None
     tokens = event.tokens()
     return tokens if len(tokens) == len(event.block_hashes) * event.block_size else None
+
+
+_LENGTHS: Final = {0xDC: 2, 0xDD: 4}
+"""Bytes of the number of items of msgpack's longer arrays."""
+
+_WIDTHS: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
+"""Bytes of msgpack's unsigned integers behind their first."""
+
+
+def first_tokens(event: BlockStored) -> list[int] | None:
+    """The tokens of the first block, as ``dense_tokens``; None where they are told in no usual way.
+
+    The rest is not looked at: an event may have a hundred thousand of them.
+    """
+    data = memoryview(event.token_ids)
+    header = data[0] if data else 0xC0
+    if header & 0xF0 == 0x90:
+        count, at = header & 0x0F, 1
+    elif header in _LENGTHS:
+        at = 1 + _LENGTHS[header]
+        count = int.from_bytes(data[1:at], "big")
+    else:
+        return None
+    if event.block_size <= 0 or count != len(event.block_hashes) * event.block_size:
+        return None
+    tokens = []
+    try:
+        for _ in range(event.block_size):
+            value, width = data[at], 0
+            if value > 0x7F:
+                width = _WIDTHS[value]
+                value = int.from_bytes(data[at + 1 : at + 1 + width], "big")
+            tokens.append(value)
+            at += 1 + width
+    except LookupError:
+        return None
+    return tokens
 
 
 def _extras(event: BlockStored) -> tuple[str | None, list[BlockExtra] | None]:

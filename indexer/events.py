@@ -17,7 +17,11 @@ NIL: Final = msgspec.Raw(b"\xc0")
 BlockKey: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 """A block hash as an unsigned 64-bit integer, whichever form was published (see ``hashing.external``)."""
 
-CopyCount: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+CopyCount: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+"""More than any engine has blocks."""
+
+Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=1024)]
+"""Names are kept, and told: whoever publishes them must not choose how much memory that takes."""
 
 MAX_HASHES: Final = 2**18
 """In one event: the blocks of four million tokens, at 16 a block. More would keep whoever applies it from all else."""
@@ -40,15 +44,15 @@ class BlockStored(msgspec.Struct, frozen=True, tag_field="type", tag="BlockStore
     token_ids: msgspec.Raw
     block_size: int
     lora_id: int | None = None
-    medium: str | None = None
-    lora_name: str | None = None
+    medium: Text | None = None
+    lora_name: Text | None = None
     extra_keys: msgspec.Raw = NIL
     group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_kind: Text | None = None
     kv_cache_spec_sliding_window: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
-    session_id: str | None = None
+    locality: Text | None = None
+    ownership: Text | None = None
+    session_id: Text | None = None
 
     def tokens(self) -> list[int]:
         """The token ids of the range that was stored.
@@ -75,10 +79,10 @@ class BlockRemoved(msgspec.Struct, frozen=True, tag_field="type", tag="BlockRemo
     """
 
     block_hashes: BlockKeys
-    medium: str | None = None
+    medium: Text | None = None
     group_idx: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
+    locality: Text | None = None
+    ownership: Text | None = None
     remaining_copy_counts: list[CopyCount] | None = None
 
 

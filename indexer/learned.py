@@ -12,7 +12,7 @@ as it does with the engine's own hashes.
 from array import array
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import islice
 from math import gcd
 from typing import Final
 
@@ -100,10 +100,10 @@ class _Place:
             keys, None, EMPTY, 0, medium=medium, group_idx=self.group, locality=locality, ownership=ownership
         )
 
-    def removed(self, keys: list[int]) -> BlockRemoved:
-        """An event that takes one copy of each away from here."""
+    def removed(self, keys: list[int], left: list[int]) -> BlockRemoved:
+        """An event that leaves so many copies of each here."""
         medium, ownership, locality = self._fields
-        return BlockRemoved(keys, medium, self.group, locality, ownership)
+        return BlockRemoved(keys, medium, self.group, locality, ownership, left)
 
     @property
     def _fields(self) -> tuple[str, str | None, str | None]:
@@ -190,13 +190,15 @@ class LearnedBlocks:
         if blocks:
             self._let_go[Tier()] += blocks
 
-    def restate(self) -> Iterator[BlockStored]:
-        """Events that store all that is known, as if it had just come."""
+    def restate(self) -> Iterator[BlockStored | BlockRemoved]:
+        """Events that tell all that is known, as if it had just come."""
         for place in self._places.values():
-            copies = (place.keys[name] for name in Counter(place.copies).elements())
-            every = chain(place.keys.values(), copies)
+            every = iter(place.keys.values())
             while keys := list(islice(every, RESTATED_AT_ONCE)):
                 yield place.stored(keys)
+            if place.copies and not self.removal_means_gone:  # a number each, however many a publisher says there are
+                left = [1 + copies for copies in place.copies.values()]
+                yield place.removed([place.keys[name] for name in place.copies], left)
 
     # Stored
 
@@ -305,10 +307,10 @@ class LearnedBlocks:
         if self._room < 0:
             place = max(self._places.values(), key=lambda each: len(each.keys))
             names = list(islice(place.keys, LET_GO_AT_ONCE))
-            copies = [name for name in names for _ in range(1 + place.copies.get(name, 0))]
-            self._let_go[place.tier] += len(copies)
+            self._let_go[place.tier] += sum(1 + place.copies.get(name, 0) for name in names)
             self._room += len(names)
-            yield place.removed([key for name in copies if (key := place.take(name)) is not None])
+            keys = [key for name in names if (key := place.leave(name, 0)) is not None]
+            yield place.removed(keys, [0] * len(keys))
 
     # Removed
 
@@ -332,7 +334,7 @@ class LearnedBlocks:
         key = place.take(name) if left is None else place.leave(name, left)
         if key is None and name in self.orphans:
             self.orphans.take(name, place, left)
-        elif key is None and place.tier == Tier() and not self._let_go[Tier()]:
+        elif key is None and not left and place.tier == Tier() and not self._let_go[Tier()]:
             self.strangers += 1
         return key
 

@@ -29,9 +29,10 @@ from hashing.external import key_of
 from hashing.extras import Lora, from_event
 from hashing.own import EXTRAS_FORM, LearnedKeys
 from hashing.recipes import Algorithm, Recipe
+from indexer.continuity import MAX_STEPS, Continuity
 from indexer.described import dense_tokens
 from indexer.events import BlockStored, KVEvent
-from indexer.forms import Forms, has_extras
+from indexer.forms import Forms
 from indexer.groups import NOTHING, CacheGroups, GroupsImage, Untold
 from indexer.hybrid import HitRule, hash_sizes
 from indexer.learned import LearnedBlocks
@@ -42,9 +43,6 @@ USUAL_SEEDS: Final = (None, "0", "42")
 
 MAX_DOUBTS: Final = 8
 """Different first blocks that disagree without proving anything, after which keys are learned."""
-
-MAX_STEPS: Final = 256
-"""Hashes within one block that are tried: hybrid models have blocks of some thousand tokens, hashed 16 or more at once."""
 
 
 class KeyState(StrEnum):
@@ -117,8 +115,7 @@ class Recognition:
         self.recipe, self.reason = _usable(self.declared), ""
         self._doubts: dict[int, BlockStored] = {}
         self._forms = Forms()
-        self.is_anothers = False
-        """Whether an event cannot be of the engine whose keys these are."""
+        self.continuity = Continuity()
         self._odd = ""  # what speaks against the recipe although it is proven
         self._tells_extras = True
 
@@ -127,7 +124,9 @@ class Recognition:
         if self.state is KeyState.UNPROVEN:
             return None
         recipe, learned = (None, self.recipe) if isinstance(self.recipe, LearnedKeys) else (self.recipe, None)
-        return RecognitionImage(self.reason, recipe, learned, self.unplaced, self.groups.export(), self._odd)
+        return RecognitionImage(
+            self.reason, recipe, learned, self.unplaced, self.groups.export(), self._odd or self.continuity.doubt
+        )
 
     def restore(self, image: RecognitionImage, learned: LearnedBlocks) -> None:
         """The same, in another process, with the names of blocks: as if its events had been read here."""
@@ -162,9 +161,9 @@ class Recognition:
         When it is, the events store all that is known to be there.
         """
         is_news, before = self.groups.read(events), self.state
-        if before is not KeyState.UNPROVEN and not self.is_anothers and not self.groups.is_hybrid:
-            is_news |= self._find_anothers(events)
         passed = (events, False) if before is KeyState.PROVEN else self._read(events)
+        if self.recipe is not None and (self.state is KeyState.PROVEN or before is KeyState.LEARNED):
+            is_news |= self.continuity.look(events, self.recipe, is_hybrid=self.groups.is_hybrid)
         if self.state is KeyState.PROVEN:
             is_news |= self._look_at_forms(events if before is KeyState.PROVEN else [*self._doubts.values(), *events])
         if is_news or self.state is not before:
@@ -183,29 +182,6 @@ class Recognition:
             return events, False
         self.recipe = LearnedKeys(self.learned.hash_block_size, self._tells_extras)
         return list(self.learned.restate()), True
-
-    def _find_anothers(self, events: Sequence[KVEvent]) -> bool:
-        """Hold each first block against what was found; returns whether one of them cannot be of the same engine."""
-        recipe = self.recipe
-        if recipe is None:
-            return False
-        for event in events:
-            if not isinstance(event, BlockStored) or not is_on_gpu(event) or not event.block_hashes:
-                continue
-            if event.block_size != recipe.block_size:
-                self._odd = (
-                    f"an event has blocks of {event.block_size} tokens, where those before had {recipe.block_size}"
-                )
-            elif isinstance(recipe, Recipe) and self._tells_all(event):
-                if self._agrees(recipe, event):
-                    continue
-                self._odd = "a first block is hashed in another way than those before"
-            else:
-                continue
-            self._odd += ": is it another engine's?"
-            self.is_anothers = True
-            return True
-        return False
 
     def _look_at_forms(self, events: Sequence[KVEvent]) -> bool:
         """Hold kinds of extras that are seen for the first time against the recipe; returns whether that says anything new."""
@@ -233,16 +209,16 @@ class Recognition:
 
     def _judge_groups(self) -> None:
         """What the groups that are known by now mean for hits."""
-        self.rule, self.doubt = None, self._odd
+        self.rule, self.doubt = None, self._odd or self.continuity.doubt
         if not self.groups.is_hybrid:
             return
         if self.state is KeyState.UNPROVEN or self.recipe is None:
-            self.doubt = (
+            self.doubt = self.doubt or (
                 "it has other caches than one of full attention, and no event has shown yet how they are hashed"
             )
             return
         self.rule = self.groups.rule(self.recipe.block_size)
-        self.doubt = self.groups.doubt(self.recipe.block_size)
+        self.doubt = self.doubt or self.groups.doubt(self.recipe.block_size)
 
     # Proof
 
@@ -308,11 +284,6 @@ class Recognition:
             return event.lora_id is None
         adapter = self.adapters.get(event.lora_name)
         return self.declared is None or (adapter is not None and adapter.path is not None)
-
-    def _tells_all(self, event: BlockStored) -> bool:
-        """Whether nothing but tokens can be in its first hash; the others are for ``Forms``."""
-        is_bare = event.parent_block_hash is None and event.lora_name is None and event.lora_id is None
-        return is_bare and not has_extras(event) and self._can_prove(event) and event.extras() is not None
 
     def _agrees(self, candidate: Recipe, event: BlockStored) -> bool:
         """Whether the candidate gives the event's first hash; all others follow from it."""

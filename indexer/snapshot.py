@@ -97,6 +97,11 @@ def _frames(image: Image) -> Iterator[Frame]:
     yield Head(image.created)
     owners: dict[ReplicaId, int] = {}
     for number, each in enumerate(image.replicas):
+        try:
+            check(each)
+        except SnapshotError:  # whoever reads it would refuse the whole for the sake of one
+            image.names.pop(each.replica, None)
+            continue
         yield Owner(number, each)
         if each.recognition.learned is None:
             owners[each.replica] = number
@@ -341,8 +346,15 @@ class _Bits(dict[int, int]):
 
     def __missing__(self, byte: int) -> int:
         at, value = byte >> 8 << 3, byte & 0xFF
-        meaning = self[byte] = sum(self._own.get(at + bit, 0) for bit in range(8) if value >> bit & 1)
+        meaning = self[byte] = self._meaning(at, value)
         return meaning
+
+    def _meaning(self, at: int, value: int) -> int:
+        bits = 0
+        for bit in range(8):
+            if value >> bit & 1:
+                bits |= self._own.get(at + bit, 0)
+        return bits
 
     def translated(self, held: bytes) -> int:
         """The table's bit set."""

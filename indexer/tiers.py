@@ -137,11 +137,12 @@ class TierIndex:
         What was never stored is counted and otherwise ignored. A ``remaining`` of another length says nothing.
         """
         slot = self._slots.get(replica) or self._slot(replica)
-        slot.removed.extend(keys)
         if remaining is not None and len(remaining) == len(keys):
+            slot.removed.extend(key for key, copies_left in zip(keys, remaining, strict=True) if not copies_left)
             for key, copies_left in zip(keys, remaining, strict=True):
                 self._set_copies(replica, group, key, copies_left)
             return
+        slot.removed.extend(keys)
         bit = slot.bit
         holders = self.groups.get(group, {})
         copies = slot.copies.get(group)

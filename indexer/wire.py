@@ -5,7 +5,7 @@ batches with or without a rank. Never knows order, replicas or the index. One ev
 not its batch; what was skipped is returned, never raised.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
@@ -13,7 +13,7 @@ import xxhash
 
 from hashing.external import key_of
 from indexer.errors import WireError
-from indexer.events import MAX_HASHES, NIL, AllBlocksCleared, BlockRemoved, BlockStored, CopyCount, KVEvent
+from indexer.events import MAX_HASHES, NIL, AllBlocksCleared, BlockRemoved, BlockStored, CopyCount, KVEvent, Text
 
 WireHash: TypeAlias = int | bytes
 WireHashes: TypeAlias = Annotated[list[WireHash], msgspec.Meta(max_length=MAX_HASHES)]
@@ -22,6 +22,9 @@ _COUNTS: Final = b"remaining_copy_counts"
 
 MAX_PAYLOAD: Final = 32 * 1024 * 1024
 """Bytes. A scheduler step of 128 k new tokens takes one; what is longer would keep a reader busy for seconds."""
+
+MAX_EVENTS: Final = 2**17
+"""Of one batch: vLLM makes one for each block that it evicts, some thousands in a step."""
 
 MAX_ODD_EVENTS: Final = 250_000
 """Events of a batch that has to be read one by one, for the sake of those in it that cannot be read."""
@@ -56,23 +59,23 @@ class _Stored(msgspec.Struct):
     token_ids: msgspec.Raw
     block_size: int
     lora_id: int | None = None
-    medium: str | None = None
-    lora_name: str | None = None
+    medium: Text | None = None
+    lora_name: Text | None = None
     extra_keys: msgspec.Raw = NIL
     group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_kind: Text | None = None
     kv_cache_spec_sliding_window: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
-    session_id: str | None = None
+    locality: Text | None = None
+    ownership: Text | None = None
+    session_id: Text | None = None
 
 
 class _Removed(msgspec.Struct):
     block_hashes: WireHashes
-    medium: str | None = None
+    medium: Text | None = None
     group_idx: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
+    locality: Text | None = None
+    ownership: Text | None = None
 
 
 class _StoredMap(_Stored, tag_field="type", tag="BlockStored"):
@@ -129,12 +132,32 @@ def decode(payload: bytes) -> Batch:
         if _has_array_events(payload):
             array = _array_batch.decode(payload)
             events = [_event(item) for item in array.events]
-            return Batch(array.timestamp, events, array.rank, digest=digest_of(payload))
+            found = Batch(array.timestamp, events, array.rank, digest=digest_of(payload))
+            return found if _is_bounded(payload, events) else _bounded(found)
         batch = _map_batch.decode(payload)
+        if not _is_bounded(payload, batch.events):
+            return _bounded(Batch(batch.timestamp, batch.events, batch.rank, digest=digest_of(payload)))
         skipped = _odd_counts(batch.events) if _COUNTS in payload else ()
         return Batch(batch.timestamp, batch.events, batch.rank, skipped, digest_of(payload))
     except _UNREADABLE:
         return _decode_one_by_one(payload)
+
+
+def _is_bounded(payload: bytes, events: Sequence[KVEvent]) -> bool:
+    """Whether a batch is certainly as small as one may be, without counting: a hash takes a byte at least."""
+    return len(events) <= MAX_EVENTS and len(payload) <= MAX_HASHES
+
+
+def _bounded(batch: Batch) -> Batch:
+    """The batch up to the event that makes it more than may be applied in one go; a reason says what was left out."""
+    room = MAX_HASHES
+    for at, event in enumerate(batch.events):
+        room -= 1 if isinstance(event, AllBlocksCleared) else len(event.block_hashes)
+        if room < 0 or at >= MAX_EVENTS:
+            left = f"{len(batch.events) - at:,} events: a batch of more than {MAX_HASHES:,} blocks or {MAX_EVENTS:,} events"
+            kept = batch.events[:at]
+            return Batch(batch.timestamp, kept, batch.rank, (*batch.skipped, left), batch.digest)
+    return batch
 
 
 def _odd_counts(events: Iterable[KVEvent]) -> tuple[str, ...]:
@@ -190,7 +213,7 @@ def _decode_one_by_one(payload: bytes) -> Batch:
         except _UNREADABLE as error:
             skipped.append(str(error))
     rank = raw.rank if isinstance(raw.rank, int) else None
-    return Batch(raw.timestamp, events, rank, (*skipped, *_odd_counts(events)), digest_of(payload))
+    return _bounded(Batch(raw.timestamp, events, rank, (*skipped, *_odd_counts(events)), digest_of(payload)))
 
 
 def _event(item: _Stored | _Removed | _ClearedArray | AllBlocksCleared) -> KVEvent:

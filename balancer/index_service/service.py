@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from balancer.caches import Caches
+from balancer.caches import Caches, Renew
 from balancer.core import PrefixHashes
 from balancer.dumps import Dumps
 from balancer.errors import BadRequest
@@ -96,8 +96,16 @@ class IndexService:
             await asyncio.sleep(TICK_SECONDS)
             now = time.monotonic()
             self.caches.tick(now)
+            self._obey_orders()
             for replica, view in self.caches.views(now).items():
                 self._news.knowledge(replica, view, now)
+
+    def _obey_orders(self) -> None:
+        orders, self.caches.orders = self.caches.orders, []
+        for order in orders:
+            if isinstance(order, Renew) and (subscription := self.workers.follower(order.replica)) is not None:
+                log.warning("%s: its events are followed anew: %s", order.replica, order.reason)
+                self.feed.reader.restart(subscription, order.reason)
 
     # Questions
 

@@ -203,6 +203,13 @@ class Workers:
 
     # Questions
 
+    def follower(self, replica: ReplicaId) -> ReplicaId | None:
+        """The subscription that this replica's events come by."""
+        for id, subscription in self._subscriptions.items():
+            if any(each.id == replica for each in subscription.replicas.values()):
+                return id
+        return None
+
     def __len__(self) -> int:
         return len(self._subscriptions)
 

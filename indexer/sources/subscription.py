@@ -21,6 +21,9 @@ from indexer.wire import Batch, decode, digest_of
 log = logging.getLogger(__name__)
 
 END_MARKER: Final = b"\xff" * 8
+MAX_FIRST_BYTE: Final = 0x3F
+"""Of a sequence number: no engine has published 2**62 batches, and there must be room for the next ones."""
+
 READ_AT_ONCE: Final = 2_000
 """Messages taken from one publisher before the others have their turn."""
 
@@ -249,7 +252,7 @@ class Subscription:
         return self.stream.disconnected()
 
     def _live(self, frames: list[bytes], now: float) -> list[Step]:
-        if len(frames) != 3 or len(frames[1]) != 8:
+        if len(frames) != 3 or len(frames[1]) != 8 or frames[1][0] > MAX_FIRST_BYTE:
             return self._malformed()
         if self._topic_problem:  # so the engine has told something else than it does
             self._compare_topic(frames[0].decode(errors="replace"))
@@ -264,6 +267,8 @@ class Subscription:
         if frames[-2] == END_MARKER:
             self._end_replay()
             return self.stream.replay_ended()
+        if frames[-2][0] > MAX_FIRST_BYTE:
+            return self._malformed()
         if len(frames) > 3:
             self._compare_topic(frames[-3].decode(errors="replace"))
             self.counters["foreign_topics"] += bool(self._topic_problem)

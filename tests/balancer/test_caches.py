@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from balancer.caches import MAX_RENEWALS, Caches, Renew
+from balancer.caches import Caches, Renew
 from balancer.core import Knowledge
 from hashing.recipes import Recipe
 from indexer.events import AllBlocksCleared, BlockRemoved, KVEvent
@@ -67,6 +67,12 @@ def test_other_tiers_remove_what_they_never_announced() -> None:
     assert view(made)[0] is Knowledge.EXACT
 
 
+def test_what_was_removed_before_a_clear_does_not_matter() -> None:
+    made = caches()
+    hear(made, BlockRemoved([1]), AllBlocksCleared(), told(PROMPT))
+    assert view(made)[0] is Knowledge.EXACT
+
+
 # Computed, and nothing to show for it ---------------------------------------------------------------------------------
 
 
@@ -117,24 +123,68 @@ def test_a_restart_ends_that_doubt() -> None:
 def test_events_that_are_another_engines_are_told_and_followed_anew(first: Recipe, then: Recipe, what: str) -> None:
     made = caches()
     hear(made, told(PROMPT, first))
-    assert not made.orders
     hear(made, told(PROMPT, then))
+    made.tick(0.0)
     assert view(made) == (Knowledge.PARTIAL, f"{what}: is it another engine's?")
+    assert not made.orders, "it may be that event which is wrong"
+    hear(made, told(PROMPT[1:], then))
+    made.tick(0.1)
+    made.tick(0.2)
     assert made.orders == [Renew(A, f"{what}: is it another engine's?")]
     made.observe(A, [Forget("followed anew"), COMPLETE])
     hear(made, told(PROMPT, then))
     assert view(made)[0].is_promise
 
 
-def test_engines_that_share_an_address_are_not_followed_anew_for_ever() -> None:
+def test_engines_that_share_an_address_are_followed_anew_ever_more_rarely() -> None:
     made = caches()
-    for _ in range(2 * MAX_RENEWALS):
-        hear(made, told(PROMPT, RECIPE))
-        hear(made, told(PROMPT, RANDOM))
-        hear(made, told(PROMPT, RANDOM))
+    for second in range(1_000):
+        hear(made, told(PROMPT, RECIPE), told(PROMPT, RANDOM), told(PROMPT[1:], RANDOM))
         assert view(made)[0] is Knowledge.PARTIAL
+        made.tick(float(second))
         made.observe(A, [Forget("followed anew"), COMPLETE])
-    assert len(made.orders) == MAX_RENEWALS
+    assert len(made.orders) == 7
+
+
+def test_one_odd_event_is_a_doubt_until_others_agree() -> None:
+    made = caches()
+    hear(made, told(PROMPT), told(PROMPT, RANDOM))
+    assert view(made)[0] is Knowledge.PARTIAL
+    for start in range(1, 21):
+        hear(made, told(range(start, start + 41)))
+    assert view(made)[0] is Knowledge.EXACT
+    made.tick(0.0)
+    assert not made.orders
+
+
+def test_another_engines_event_stays_a_doubt_whatever_groups_it_tells_of() -> None:
+    made = caches()
+    hear(made, told(PROMPT))
+    hear(made, told(PROMPT, RANDOM))
+    window = msgspec.structs.replace(
+        told(PROMPT), group_idx=1, kv_cache_spec_kind="sliding_window", kv_cache_spec_sliding_window=8
+    )
+    hear(made, window)
+    assert view(made) == (
+        Knowledge.PARTIAL,
+        "a first block is hashed in another way than those before: is it another engine's?",
+    )
+
+
+def test_a_cache_that_was_too_full_for_another_size_is_followed_anew() -> None:
+    made = Caches()
+    made.put(replica("a", num_gpu_blocks=5))
+    made.observe(A, [COMPLETE])
+    hear(made, told(PROMPT))
+    made.tick(0.0)
+    assert view(made)[0] is Knowledge.PARTIAL
+    made.put(replica("a", num_gpu_blocks=1_000))
+    made.tick(0.1)
+    assert [type(order) for order in made.orders] == [Renew]
+    made.observe(A, [Forget("followed anew"), COMPLETE])
+    hear(made, told(PROMPT))
+    made.tick(0.2)
+    assert view(made)[0] is Knowledge.EXACT
 
 
 @pytest.mark.parametrize(
@@ -144,8 +194,9 @@ def test_engines_that_share_an_address_are_not_followed_anew_for_ever() -> None:
         [stored(PROMPT, recipe=RANDOM)],
         [msgspec.structs.replace(told(PROMPT, RANDOM), parent_block_hash=7)],
         [msgspec.structs.replace(told(PROMPT, LARGER), medium="CPU")],
+        [msgspec.structs.replace(told(PROMPT), token_ids=msgspec.Raw(msgspec.msgpack.encode([-1, *range(39)])))],
     ],
-    ids=["salted", "without tokens", "in the middle", "of another tier"],
+    ids=["salted", "without tokens", "in the middle", "of another tier", "no tokens"],
 )
 def test_what_proves_nothing_is_no_doubt(events: Sequence[KVEvent]) -> None:
     made = caches()

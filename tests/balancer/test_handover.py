@@ -63,10 +63,10 @@ def test_what_is_missing_or_in_doubt_is_told_on() -> None:
     made, handover = taken_over(at_once(Handover(before, URLS).take(5.0)))
     assert join(made, handover, described(engine))[0] == Position(5, 80, 4)
     assert made.caches.losses[A] == before.caches.losses[A]
-    assert (made.caches.losses[A].batches, made.caches.losses[A].events, made.caches.losses[A].is_overfull) == (
+    assert (made.caches.losses[A].batches, made.caches.losses[A].events, made.caches.losses[A].overfull) == (
         3,
         1,
-        True,
+        2,
     )
     assert made.caches.index.removal_means_gone == {A}
 

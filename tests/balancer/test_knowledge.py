@@ -100,7 +100,7 @@ def test_orphans_are_told_only_of_learned_keys() -> None:
 
 DOUBTS = {
     "unreadable": (Losses(events=2), "2 events could not be read"),
-    "overfull": (Losses(is_overfull=True), "more blocks than it has"),
+    "overfull": (Losses(overfull=12), "more blocks than it has"),
     "let go": (Losses(let_go=7), "7 blocks let go at [index] max_blocks"),
     "contradicted": (Losses(contradictions=1), "contradicted the index 1 time"),
 }

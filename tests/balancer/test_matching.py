@@ -206,7 +206,7 @@ def test_more_blocks_than_the_engine_has_are_noticed(blocks: int) -> None:
     owner = router(num_gpu_blocks=blocks)
     owner.caches.apply(A, hybrid())
     owner.tick(0.0)
-    assert owner.caches.losses[A].is_overfull == (blocks == 12)
+    assert owner.caches.losses[A].overfull == (12 if blocks == 12 else 0)
 
 
 def test_the_end_of_a_prompt_inside_a_block_is_no_block_of_its_own() -> None:
@@ -217,4 +217,4 @@ def test_the_end_of_a_prompt_inside_a_block_is_no_block_of_its_own() -> None:
     owner.caches.apply(A, [longer, msgspec.structs.replace(window, kv_cache_spec_kind="mamba", block_size=4)])
     owner.caches.apply(A, [told(PROMPT), told(PROMPT)])
     owner.tick(0.0)
-    assert not owner.caches.losses[A].is_overfull
+    assert not owner.caches.losses[A].overfull

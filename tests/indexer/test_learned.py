@@ -39,7 +39,12 @@ def known(blocks: LearnedBlocks) -> dict[tuple[str, int], Counter[int]]:
     """Keys with their copies, by medium and group, as ``restate`` tells them."""
     found: dict[tuple[str, int], Counter[int]] = {}
     for event in blocks.restate():
-        found.setdefault((event.medium or "GPU", event.group_idx or 0), Counter()).update(event.block_hashes)
+        at = found.setdefault((event.medium or "GPU", event.group_idx or 0), Counter())
+        if isinstance(event, BlockRemoved):
+            at.update(dict(zip(event.block_hashes, event.remaining_copy_counts or (), strict=True)))
+            at.subtract(event.block_hashes)
+        else:
+            at.update(event.block_hashes)
     return found
 
 
@@ -308,7 +313,7 @@ def test_names_are_bounded_and_the_index_is_told_what_is_let_go(monkeypatch: pyt
     blocks = LearnedBlocks()
     blocks.read([stored(RANDOM), stored(RANDOM, last=2), stored(RANDOM, [7] * 40)])
     passed = blocks.read([stored(RANDOM, [8] * 8)])
-    assert passed[1] == BlockRemoved([key for key in wanted()[:2] for _ in range(2)] + wanted()[2:5], "GPU", 0)
+    assert passed[1] == BlockRemoved(wanted()[:5], "GPU", 0, remaining_copy_counts=[0] * 5)
     assert blocks.unplaced == 7
     assert known(blocks) == {("GPU", 0): Counter([*wanted()[5:], *wanted([7] * 40), *wanted([8] * 8)])}
     for at in range(100):
@@ -331,6 +336,14 @@ def test_a_removal_that_tells_what_is_left_is_believed() -> None:
     miscounted = BlockRemoved(names[:2], "GPU", 0, remaining_copy_counts=[7])
     assert blocks.read([miscounted]) == [BlockRemoved(wanted()[:2], "GPU", 0)]
     assert known(blocks)["GPU", 0].keys().isdisjoint(wanted()[:3])
+
+
+def test_countless_copies_cost_no_memory() -> None:
+    """A number is whatever a publisher says; what is told of it again must not be as long."""
+    blocks, event = learned(stored(RANDOM)), stored(RANDOM)
+    blocks.read([BlockRemoved(event.block_hashes, "GPU", 0, remaining_copy_counts=[2**31] * len(event.block_hashes))])
+    assert sum(len(each.block_hashes) for each in blocks.restate()) < 3 * len(event.block_hashes)
+    assert {known(blocks)["GPU", 0][key] for key in wanted()} == {2**31}
 
 
 def test_what_waits_is_counted_too() -> None:

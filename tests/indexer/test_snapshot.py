@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hashing.own import LearnedKeys
+from indexer import snapshot
 from indexer.errors import SnapshotError
 from indexer.events import NIL, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from indexer.groups import GroupsImage
@@ -360,10 +361,27 @@ def test_one_from_the_future_is_refused(created: float) -> None:
         {"recognition": RecognitionImage("", RECIPE, groups=GroupsImage((GroupSpec(0, "mamba", -4),)))},
     ],
 )
-def test_values_that_no_kvlb_writes_are_refused(changes: dict[str, Any]) -> None:
+def test_values_that_no_kvlb_writes_are_refused(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     part = msgspec.structs.replace(about(A), **changes)
+    with monkeypatch.context() as unguarded:
+        unguarded.setattr(snapshot, "check", lambda _: None)
+        written = list(write(Image(CREATED, [part], {}, {})))
     with pytest.raises(SnapshotError, match="it is damaged"):
-        restored(write(Image(CREATED, [part], {}, {})))
+        restored(written)
+
+
+def test_a_replica_whose_values_would_be_refused_is_left_out_and_costs_the_others_nothing() -> None:
+    index = filled({A: [1, 2], B: [2, 3]})
+    made = image(index, about(A, Position(2**64 - 1, 1)), about(B))
+    again, replicas = restored(write(made))
+    assert [each.replica for each in replicas] == [B]
+    assert again.gpu.held(B) == Counter({2: 1, 3: 1})
+
+
+def test_two_bits_of_one_replica_are_one() -> None:
+    """No kvlb writes that; whoever does must not name other holders."""
+    bits = snapshot._Bits({0: 4, 1: 4})
+    assert bits.translated(b"\x03") == 4
 
 
 def test_a_negative_number_of_blocks_let_go_is_refused() -> None:

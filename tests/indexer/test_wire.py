@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from indexer.errors import WireError
 from indexer.events import MAX_HASHES, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from indexer.wire import MAX_ODD_EVENTS, MAX_PAYLOAD, Batch, decode
+from indexer.wire import MAX_EVENTS, MAX_ODD_EVENTS, MAX_PAYLOAD, Batch, decode
 from tests.indexer.samples import (
     CLEARED_ARRAY,
     CLEARED_MAP,
@@ -377,3 +377,28 @@ def test_a_damaged_payload_raises_nothing_but_wire_error(events: list[Any], data
     except WireError:
         return
     assert is_usable(batch)
+
+
+@pytest.mark.parametrize("field", ["medium", "lora_name", "kv_cache_spec_kind", "locality", "ownership", "session_id"])
+def test_names_without_end_cost_their_event(field: str) -> None:
+    good, bad = stored_map([1]), {**stored_map([2]), field: "x" * 1025}
+    batch = decode(payload(good, bad))
+    assert [event.block_hashes for event in batch.events if isinstance(event, BlockStored)] == [[1]]
+    assert len(batch.skipped) == 1
+
+
+def test_counts_beyond_all_blocks_cost_their_event() -> None:
+    bad = {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU", "remaining_copy_counts": [2**40]}
+    assert (decode(payload(bad)).events, len(decode(payload(bad)).skipped)) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "each", "kept"), [(MAX_EVENTS + 5, 1, MAX_EVENTS), (40, MAX_HASHES // 32, 32)], ids=["events", "blocks"]
+)
+def test_a_batch_that_would_hold_up_everybody_is_cut(count: int, each: int, kept: int) -> None:
+    event = {"type": "BlockRemoved", "block_hashes": [2**60] * each, "medium": "GPU"}
+    batch = decode(payload(*[event] * count))
+    assert len(batch.events) == kept
+    assert batch.skipped[0].startswith(
+        f"{count - kept:,} events: a batch of more than 262,144 blocks or 131,072 events"
+    )

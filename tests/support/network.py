@@ -108,6 +108,8 @@ class Dealer(_Socket):
         super().__init__()
         self.asked: int | None = None
         """The sequence number asked for, until the question is served or lost."""
+        self.start = 0
+        """The same, for good."""
         self.wire: deque[Frames] = deque()
         self.ends_at: tuple[int, int] | None = None
         """The engine's life and how many batches it had published, when the answer has an end."""
@@ -120,7 +122,7 @@ class Dealer(_Socket):
     def send_multipart(self, frames: Frames) -> None:
         empty, start = frames
         assert empty == b""
-        self.asked = int.from_bytes(start, "big")
+        self.asked = self.start = int.from_bytes(start, "big")
 
     def carry(self, count: int) -> None:
         """The next ``count`` messages of the answer arrive."""

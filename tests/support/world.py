@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any, Final, cast
 
+from balancer.caches import Renew
 from balancer.core import Outcome, Replica, RouteRequest, Truth
 from balancer.errors import RequestError
 from balancer.facts import Described, EventSource
@@ -136,7 +137,10 @@ class World:
         if replica in self.subscriptions:
             dealer = self.dealer(replica)
             self._look(replica, Subscription.read)
-            if dealer is not None and dealer.is_closed and dealer.was_read and dealer.ends_at is not None:
+            if dealer is None or not dealer.is_closed or not dealer.was_read or dealer.ends_at is None:
+                return
+            # Only the first message of an answer never gets lost: how many there are is told where that would be the next one.
+            if dealer.start >= (self.subscriptions[replica].stream.next_sequence or 0):
                 self._answered[replica] = dealer.ends_at
 
     def pass_time(self, seconds: float) -> None:
@@ -153,7 +157,11 @@ class World:
         for order in orders:
             self.seen["orders"] += 1
             if order.replica in self.subscriptions:
-                self._look(order.replica, Subscription.recheck)
+                if isinstance(order, Renew):
+                    self._unsubscribe(order.replica)
+                    self._subscribe(order.replica)
+                else:
+                    self._look(order.replica, Subscription.recheck)
 
     def _look(self, replica: ReplicaId, look: Callable[[Subscription, float], list[Step]]) -> None:
         subscription = self.subscriptions[replica]

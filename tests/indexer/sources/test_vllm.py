@@ -262,14 +262,20 @@ def test_one_publishers_garbage_disturbs_neither_it_nor_another(
         until(reader, is_settled, replica)
     bad.publish(batch(1.0))
     received.wait_for(A, 1.0)
-    for frames in ((b"",), (b"", bytes(8)), (b"", bytes(7), b"\x90"), (b"", bytes(8), b"\x90", b"", b"")):
+    for frames in (
+        (b"",),
+        (b"", bytes(8)),
+        (b"", bytes(7), b"\x90"),
+        (b"", bytes(8), b"\x90", b"", b""),
+        (b"", b"\x40" + bytes(7), b"\x90"),
+    ):
         bad.send(*frames)
     bad.publish(b"\xc1garbage")
     bad.publish(payload(stored_map([1]), "garbage", CLEARED_ARRAY, timestamp=3.0))
     good.publish(batch(5.0))
     received.wait_for(A, 1.0, 0.0, 3.0)
     received.wait_for(B, 5.0)
-    status = until(reader, lambda status: status.counters.get("malformed_messages", 0) == 4)
+    status = until(reader, lambda status: status.counters.get("malformed_messages", 0) == 5)
     assert (received.skipped, status.counters["events_skipped"], status.is_complete) == (2, 2, True)
     assert until(reader, is_settled, B).counters.get("events_skipped", 0) == 0
     assert received.forgotten == {A: 0, B: 0}
