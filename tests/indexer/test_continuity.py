@@ -8,7 +8,7 @@ import pytest
 
 from hashing.own import LearnedKeys
 from hashing.recipes import Recipe
-from indexer.continuity import AGREED_AGAIN, Continuity
+from indexer.continuity import AGREED_AGAIN, MAX_NAMES, Continuity
 from indexer.described import dense_tokens, first_tokens
 from indexer.events import NIL, BlockStored
 from tests.support.routing import RANDOM, RECIPE, told
@@ -54,6 +54,24 @@ def test_agreement_ends_a_doubt_and_no_certainty() -> None:
 def test_blocks_of_another_size_are_not_of_the_same_cache(size: int, recipe: Recipe | LearnedKeys) -> None:
     made = looked(changed(told(PROMPT), block_size=size), recipe=recipe)
     assert made.doubt.startswith(f"an event has blocks of {size} tokens, where those before had 4")
+
+
+def test_where_nobody_can_hash_it_a_first_block_keeps_its_name() -> None:
+    other = msgspec.structs.replace(RANDOM, root=b"s" * 32)
+    made = looked(told(PROMPT, RANDOM), told(PROMPT[1:], RANDOM), told(PROMPT, RANDOM, salt="s"), recipe=LearnedKeys(4))
+    assert not made.doubt
+    made.look([told(PROMPT, other, salt="s")], LearnedKeys(4), is_hybrid=False)
+    assert not made.doubt, "what is told of it is not all"
+    made.look([told(PROMPT, other), told(PROMPT[1:], other)], LearnedKeys(4), is_hybrid=False)
+    assert made.is_broken
+    assert made.doubt.startswith("a first block has another name than before")
+
+
+def test_names_are_kept_of_some() -> None:
+    made = Continuity()
+    for at in range(MAX_NAMES + 100):
+        made.look([told(range(at, at + 4), RANDOM)], LearnedKeys(4), is_hybrid=False)
+    assert len(made._names) == MAX_NAMES
 
 
 def test_a_hybrid_models_blocks_are_hashed_in_steps() -> None:
