@@ -95,7 +95,8 @@ class RouteRequest(msgspec.Struct, frozen=True):
     tokens are unknown. ``size_hint`` is a guess of the total for that case. ``reads_cache`` is false for requests that
     compute their whole prompt whatever is cached (vLLM: ``prompt_logprobs``). ``is_comparable`` says whether the engine's
     ``cached_tokens`` will be that of this one prompt. ``request_id`` names it to people. ``stages`` is told what has been done
-    for it.
+    for it. ``rendered_at`` is when an engine was asked for the tokens of its text, which the next one may make otherwise; None
+    for tokens that the client has sent.
     """
 
     model: str
@@ -107,6 +108,7 @@ class RouteRequest(msgspec.Struct, frozen=True):
     excluded: frozenset[ReplicaId] = frozenset()
     stages: Stages = UNTIMED
     request_id: str = ""
+    rendered_at: float | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -114,10 +116,11 @@ class RouteRequest(msgspec.Struct, frozen=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """Token ids, and where among them lies what is no text."""
+    """Token ids, and where among them lies what is no text; ``rendered_at`` as in ``RouteRequest``."""
 
     tokens: Sequence[int]
     media: Media = NO_MEDIA
+    rendered_at: float | None = None
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):

@@ -6,9 +6,10 @@ request: what cannot be tokenised in time is routed without its tokens.
 
 import asyncio
 import logging
+import time
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import aiohttp
@@ -53,6 +54,9 @@ WITH_TOKENIZE: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
 
 TEXT_FIELDS: Final = ("model", "add_special_tokens")
 
+KNOWN_SECONDS: Final = 60.0
+"""How long an answer is taken for what an engine would say now: chat templates may write the date into a prompt."""
+
 Prompts = tuple[Prompt, ...]
 
 _NULL: Final = msgspec.Raw(b"null")
@@ -78,11 +82,17 @@ _tokenized = msgspec.json.Decoder(_Tokenized)
 
 
 class Tokenizer:
-    """Asks, and remembers the answers within a bound of memory."""
+    """Asks, and remembers the answers for a while, within a bound of memory."""
 
-    def __init__(self, session: aiohttp.ClientSession, settings: TokenizerSettings) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        settings: TokenizerSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._session = session
         self._settings = settings
+        self._clock = clock
         self._known: OrderedDict[bytes, Prompts] = OrderedDict()
         self._known_bytes = 0
         self._without_render: set[tuple[str, str]] = set()
@@ -96,9 +106,9 @@ class Tokenizer:
         Raises:
             aiohttp.ClientConnectorError: nobody listens at ``endpoint``; another one can still be asked.
         """
-        key = _key(path, body)
+        key, now = _key(path, body), self._clock()
         known = self._known.get(key)
-        if known is not None:
+        if known is not None and _rendered_at(known) + KNOWN_SECONDS > now:
             self._known.move_to_end(key)
             self.counters["cached"] += 1
             return known
@@ -112,6 +122,7 @@ class Tokenizer:
             log.debug("%s cannot tokenise a request to %s: %r", endpoint, path, error)
             return ()
         self.counters["asked" if prompts else "failed"] += 1
+        prompts = tuple([msgspec.structs.replace(each, rendered_at=now) for each in prompts])
         if prompts:
             self._remember(key, prompts)
         return prompts
@@ -174,6 +185,10 @@ class Tokenizer:
         while self._known_bytes > self._settings.cache_bytes:
             _, oldest = self._known.popitem(last=False)
             self._known_bytes -= _size(oldest)
+
+
+def _rendered_at(prompts: Prompts) -> float:
+    return prompts[0].rendered_at or 0.0
 
 
 def _key(path: str, body: bytes) -> bytes:

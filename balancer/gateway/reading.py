@@ -88,6 +88,7 @@ async def read_request(
         is_comparable=inbound.is_comparable and len(prompts) == 1 and prompts[0].media.known_tokens is None,
         request_id=request_id[:MAX_ID],
         stages=stages,
+        rendered_at=prompts[0].rendered_at if prompts else None,
     )
     return Asked(request, salt, body, admitted.priority or 0)
 

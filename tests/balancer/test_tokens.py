@@ -12,7 +12,7 @@ import pytest
 from balancer import openai
 from balancer.media import Media
 from balancer.settings import TokenizerSettings
-from balancer.tokens import Tokenizer
+from balancer.tokens import KNOWN_SECONDS, Tokenizer
 from hashing.extras import MultimodalItem
 from tests.support.gateways import gateway, post, split
 from tests.support.upstream import OK, Received, Upstream, upstream
@@ -67,6 +67,30 @@ def test_the_same_text_is_asked_once() -> None:
         assert dict(tokenizer.counters) == {"asked": 1, "cached": 2}
 
     with_tokenizer(check, {f"{COMPLETIONS}/render": b'[{"token_ids":[1]}]'})
+
+
+def test_what_a_template_makes_of_a_text_is_believed_for_a_while() -> None:
+    """It may write the date."""
+    now, today = [100.0], [1]
+
+    async def render(request: Received) -> None:
+        request.answer(json.dumps([{"token_ids": today}]).encode())
+
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        tokenizer._clock = lambda: now[0]
+        assert await ask(tokenizer, replica, COMPLETIONS, TEXT) == [[1]]
+        today[0], now[0] = 2, 100.0 + KNOWN_SECONDS - 1
+        assert await ask(tokenizer, replica, COMPLETIONS, TEXT) == [[1]]
+        now[0] += 1
+        assert await ask(tokenizer, replica, COMPLETIONS, TEXT) == [[2]]
+        assert len(tokenizer._known) == 1
+        now[0] += 5
+        body = json.dumps(TEXT).encode()
+        inbound = openai.read(COMPLETIONS, "application/json", body)
+        (prompt,) = await tokenizer.token_ids(replica.url, COMPLETIONS, inbound, body, {})
+        assert prompt.rendered_at == 100.0 + KNOWN_SECONDS, "when it was asked for, not when it was remembered"
+
+    with_tokenizer(check, {f"{COMPLETIONS}/render": render})
 
 
 def test_what_only_steers_the_sampling_makes_no_other_question() -> None:

@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 
 import aiohttp
 import pytest
 
+from balancer.audit import Cause
 from balancer.core import Knowledge
+from simulations.fake import tokenizer
 from simulations.fake_engine import running
 from tests.support.engines import MODEL, Fleet, config, fleet
 from tests.support.gateways import close, gateway, post, split
@@ -54,6 +57,49 @@ def test_rendered_chats_sent_as_tokens_find_what_the_chat_has_left() -> None:
             home, predicted, _ = await generate(over, ids)
             assert home == headers["x-kvlb-replica"]
             assert predicted == (len(ids) - 1) // 16 * 16 > 0
+
+    run(check())
+
+
+def test_a_template_that_writes_the_date_costs_the_index_nothing_at_midnight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was rendered before is computed after: predicted too high, and no more than that."""
+    day = ["mon"]
+    render = tokenizer.Tokenizer.render_chat
+
+    def dated(self: tokenizer.Tokenizer, messages: Sequence[tuple[str, str]], *, is_open: bool = True) -> list[int]:
+        return render(self, [("system", f"today is {day[0]} "), *messages], is_open=is_open)
+
+    monkeypatch.setattr(tokenizer.Tokenizer, "render_chat", dated)
+    talks = [
+        [
+            {"role": "system", "content": "be brief and be kind to all of them. " * 12},
+            {"role": "user", "content": word * 30},
+        ]
+        for word in ("one ", "two ", "six ", "ten ")
+    ]
+
+    async def check() -> None:
+        async with fleet(config()) as over:
+
+            async def ask() -> list[tuple[int, int]]:
+                asked = []
+                for messages in talks:
+                    headers, body = await over.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
+                    cached = json.loads(body)["usage"]["prompt_tokens_details"]["cached_tokens"]
+                    asked.append((int(headers["x-kvlb-cached-tokens"]), cached))
+                    await over.settle()
+                return asked
+
+            await ask()
+            caches = over.router.caches
+            for day[0] in ("tue", "wed"):
+                assert all(predicted > actual for predicted, actual in await ask())
+                await eventually(lambda: not caches.healer._doubts)
+            assert over.mirrors()
+            assert caches.healer.corrections.total() == 0
+            assert {each.cause for each in caches.audit.differences} == {Cause.WORKLOAD}
+            (live,) = over.router.fleet
+            assert caches.view(live.replica.id, 0.0).state is Knowledge.EXACT
 
     run(check())
 
