@@ -5,6 +5,7 @@ request: what cannot be tokenised in time is routed without its tokens.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from array import array
@@ -49,6 +50,20 @@ SAMPLING_FIELDS: Final = frozenset(
 
 NOT_IN_KEY: Final = SAMPLING_FIELDS - {"cache_salt"}
 
+ANSWER_FIELDS: Final = frozenset(
+    "response_format structured_outputs structural_tag guided_json guided_regex guided_choice guided_grammar "
+    "guided_decoding_backend guided_whitespace_pattern parallel_tool_calls include_reasoning thinking_token_budget "
+    "skip_special_tokens spaces_between_special_tokens include_stop_str_in_output return_tokens_as_token_ids return_token_ids "
+    "return_token_offsets return_prompt_text return_mm_kwargs mm_payload routed_experts_prompt_start logprob_token_ids echo "
+    "suffix allowed_token_ids bad_words use_beam_search length_penalty repetition_detection watermarking stream_interval "
+    "session_id vllm_xargs service_tier prompt_cache_key prompt_cache_retention safety_identifier".split()
+)
+"""Fields that ``/tokenize`` need not be told either: they shape the answer, or engines ignore them.
+
+Source: vLLM 0.32.0, ``build_chat_params`` and ``build_tok_params`` of its requests. Kimi K3 alone writes ``response_format``
+and a ``tool_choice`` that is not "auto" into its prompt (``renderers/kimi_k3.py``), and is mis-scored.
+"""
+
 WITH_TOKENIZE: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
 """Paths whose bodies ``/tokenize`` understands; the other dialects have shapes of their own."""
 
@@ -60,7 +75,11 @@ KNOWN_SECONDS: Final = 60.0
 Prompts = tuple[Prompt, ...]
 
 _NULL: Final = msgspec.Raw(b"null")
-_NO_TENSORS: Final = msgspec.Raw(b'"none"')
+_NONE: Final = msgspec.Raw(b'"none"')
+
+
+class _Untellable(Exception):
+    """A request has something that ``/tokenize`` cannot be told: its ids would be others."""
 
 
 class _Rendered(msgspec.Struct):
@@ -117,6 +136,9 @@ class Tokenizer:
                 prompts = await self._ask(endpoint, path, inbound, body, headers)
         except aiohttp.ClientConnectorError:
             raise
+        except _Untellable:
+            self.counters["untellable"] += 1
+            return ()
         except (TimeoutError, aiohttp.ClientError, OSError, OverflowError, msgspec.MsgspecError) as error:
             self.counters["failed"] += 1
             log.debug("%s cannot tokenise a request to %s: %r", endpoint, path, error)
@@ -147,7 +169,7 @@ class Tokenizer:
                 return ()
             self._without_render.add((endpoint, path))
         if path not in WITH_TOKENIZE:
-            return ()
+            raise _Untellable
         return await self._tokenize(endpoint, inbound, body, headers)
 
     async def _tokenize(self, endpoint: str, inbound: Inbound, body: bytes, headers: Mapping[str, str]) -> Prompts:
@@ -174,7 +196,8 @@ class Tokenizer:
         status, answer = await self._post(f"{endpoint}{path}/render", body, headers)
         found = {"render": _read_rendered(answer) if status == 200 else (), "tokenize": ()}
         if path in WITH_TOKENIZE:
-            found["tokenize"] = await self._tokenize(endpoint, inbound, body, headers)
+            with contextlib.suppress(_Untellable):
+                found["tokenize"] = await self._tokenize(endpoint, inbound, body, headers)
         return {way: prompts for way, prompts in found.items() if prompts}
 
     def _remember(self, key: bytes, prompts: Prompts) -> None:
@@ -215,7 +238,7 @@ def _without_tensors(body: bytes) -> bytes:
         has_media = any(_has_media(fields[name]) for name in ("messages", "input") if name in fields)
     except msgspec.ValidationError:  # no list of messages: a text, or what the engine will refuse
         return body
-    return msgspec.json.encode({**fields, "mm_payload": _NO_TENSORS}) if has_media else body
+    return msgspec.json.encode({**fields, "mm_payload": _NONE}) if has_media else body
 
 
 def _size(prompts: Prompts) -> int:
@@ -229,14 +252,23 @@ def _read_rendered(answer: bytes) -> Prompts:
 
 
 def _tokenize_bodies(inbound: Inbound, body: bytes) -> list[bytes]:
-    """What to ask ``/tokenize``; nothing where the request has something that it cannot be told: its ids would be others."""
+    """What to ask ``/tokenize``.
+
+    Raises:
+        _Untellable: the request has something that it cannot be told.
+    """
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     told = CHAT_FIELDS if inbound.kind is Kind.CHAT else (*TEXT_FIELDS, "prompt")
-    if any(raw != _NULL for name, raw in fields.items() if name not in SAMPLING_FIELDS and name not in told):
-        return []
+    rest = {name for name, raw in fields.items() if raw != _NULL} - SAMPLING_FIELDS - ANSWER_FIELDS - set(told)
+    if fields.get("tool_choice") != _NONE or fields.get("tools", _NULL) == _NULL:
+        rest.discard(
+            "tool_choice"
+        )  # else some leave the tools out, and some do not (--exclude-tools-when-tool-choice-none)
+    if rest:
+        raise _Untellable
     if inbound.kind is Kind.CHAT:
         if "messages" not in fields or _has_media(fields["messages"]):
-            return []
+            raise _Untellable
         return [msgspec.json.encode({name: fields[name] for name in CHAT_FIELDS if name in fields})]
     texts = msgspec.json.decode(fields.get("prompt", msgspec.Raw(b'""')), type=str | list[str])
     common = {name: fields[name] for name in TEXT_FIELDS if name in fields}

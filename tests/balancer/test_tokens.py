@@ -182,6 +182,7 @@ def test_what_tokenize_cannot_render_is_not_asked() -> None:
     async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
         assert await ask(tokenizer, replica, "/v1/responses", {"model": "m", "input": "hi"}) == []
         assert await ask(tokenizer, replica, "/v1/messages", {**TALK, "system": "s"}) == []
+        assert dict(tokenizer.counters) == {"untellable": 2}
         assert "/tokenize" not in asked(replica)
 
     with_tokenizer(check, {"/tokenize": b'{"tokens":[1]}'})
@@ -297,7 +298,14 @@ def test_no_memory_means_none() -> None:
 
 @pytest.mark.parametrize(
     "extra",
-    [{"documents": [{"text": "x"}]}, {"reasoning_effort": "low"}, {"truncate_prompt_tokens": 4}, {"some_new_field": 1}],
+    [
+        {"documents": [{"text": "x"}]},
+        {"reasoning_effort": "low"},
+        {"truncate_prompt_tokens": 4},
+        {"some_new_field": 1},
+        {"tools": [{}], "tool_choice": "none"},
+        {"kv_transfer_params": {"prompt_token_ids": [1]}},
+    ],
 )
 def test_what_tokenize_cannot_be_told_is_not_tokenised(extra: dict[str, Any]) -> None:
     """Its ids would be those of another prompt; without any, the request is routed by load, and nothing is promised."""
@@ -305,9 +313,49 @@ def test_what_tokenize_cannot_be_told_is_not_tokenised(extra: dict[str, Any]) ->
     async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
         assert await ask(tokenizer, replica, CHAT, {**TALK, **extra}) == []
         assert "/tokenize" not in asked(replica)
+        assert dict(tokenizer.counters) == {"untellable": 1}, "it has not failed: nobody was asked"
         assert await ask(tokenizer, replica, CHAT, {**TALK, "temperature": 0.5, "documents": None}) == [[9]]
 
     with_tokenizer(check, {"/tokenize": b'{"tokens":[9]}'})
+
+
+NAMED_TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"tools": [NAMED_TOOL], "tool_choice": "auto"},
+        {"tools": [NAMED_TOOL], "tool_choice": "required"},
+        {"tools": [NAMED_TOOL], "tool_choice": NAMED_TOOL},
+        {"tool_choice": "none"},
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"json": {}}, "guided_json": {}},
+        {"parallel_tool_calls": False, "include_reasoning": True, "service_tier": "auto"},
+        {"skip_special_tokens": True, "return_token_ids": True, "echo": False, "bad_words": ["x"]},
+    ],
+    ids=str,
+)
+def test_what_only_shapes_the_answer_need_not_be_told(extra: dict[str, Any]) -> None:
+    """Nearly every request of agents has one of these; the engine's own prompt is the same without them."""
+
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        assert await ask(tokenizer, replica, CHAT, {**TALK, **extra}) == [[9]]
+        assert json.loads(replica.questions[-1].body).keys() == {"model", "messages", *(extra.keys() & {"tools"})}
+        assert dict(tokenizer.counters) == {"asked": 1}
+
+    with_tokenizer(check, {"/tokenize": b'{"tokens":[9]}'})
+
+
+@pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"response_format": {"type": "json_object"}}])
+def test_what_some_templates_write_into_the_prompt_is_another_question_where_it_is_rendered(
+    fields: dict[str, Any],
+) -> None:
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        await ask(tokenizer, replica, CHAT, TALK)
+        await ask(tokenizer, replica, CHAT, {**TALK, **fields})
+        assert asked(replica) == [f"{CHAT}/render"] * 2
+
+    with_tokenizer(check, {f"{CHAT}/render": b'{"token_ids":[7]}'})
 
 
 def test_images_are_not_tokenised_by_tokenize() -> None:
