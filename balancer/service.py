@@ -271,9 +271,14 @@ class RouterService:
         return merge_listings(watcher.facts.listing for watcher in self.watchers.values() if watcher.is_known)
 
     def tokenizing_endpoint(self, model: str) -> str | None:
-        """The least busy endpoint that serves the model."""
+        """The least busy endpoint that serves the model, of those that answer in time if any does."""
         available = [live for live in self.router.fleet.serving(model) if live.is_available()]
-        best = min(available, key=lambda live: (live.in_flight, random.random()), default=None)
+        is_paused = self.tokenizer.is_paused
+        best = min(
+            available,
+            key=lambda live: (is_paused(live.replica.endpoint), live.in_flight, random.random()),
+            default=None,
+        )
         return None if best is None else best.replica.endpoint
 
     def publishers(self) -> dict[ReplicaId, PublisherStatus]:

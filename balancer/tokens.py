@@ -7,6 +7,7 @@ request: what cannot be tokenised in time is routed without its tokens.
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from array import array
 from collections import Counter, OrderedDict
@@ -72,6 +73,14 @@ TEXT_FIELDS: Final = ("model", "add_special_tokens")
 KNOWN_SECONDS: Final = 60.0
 """How long an answer is taken for what an engine would say now: chat templates may write the date into a prompt."""
 
+PATIENCE: Final = 2
+"""Time-outs in a row before an endpoint is not asked for a while: a single one may be a text of a million tokens."""
+
+FIRST_PAUSE: Final = 5.0
+"""Seconds; each time-out after it doubles the next one."""
+
+LONGEST_PAUSE: Final = 60.0
+
 Prompts = tuple[Prompt, ...]
 
 _NULL: Final = msgspec.Raw(b"null")
@@ -100,6 +109,14 @@ _rendered_list = msgspec.json.Decoder(list[_Rendered])
 _tokenized = msgspec.json.Decoder(_Tokenized)
 
 
+class _Pause(msgspec.Struct):
+    """How patient we are with an endpoint that does not answer in time. Changes."""
+
+    timeouts: int = 0
+    began: float = -math.inf
+    until: float = 0.0
+
+
 class Tokenizer:
     """Asks, and remembers the answers for a while, within a bound of memory."""
 
@@ -115,6 +132,7 @@ class Tokenizer:
         self._known: OrderedDict[bytes, Prompts] = OrderedDict()
         self._known_bytes = 0
         self._without_render: set[tuple[str, str]] = set()
+        self._pauses: dict[str, _Pause] = {}
         self.counters: Counter[str] = Counter()
 
     async def token_ids(
@@ -131,9 +149,13 @@ class Tokenizer:
             self._known.move_to_end(key)
             self.counters["cached"] += 1
             return known
+        if not self._may_ask(endpoint, now):
+            self.counters["paused"] += 1
+            return ()
         try:
             async with asyncio.timeout(self._settings.timeout_seconds):
                 prompts = await self._ask(endpoint, path, inbound, body, headers)
+            self._pauses.pop(endpoint, None)
         except aiohttp.ClientConnectorError:
             raise
         except _Untellable:
@@ -141,6 +163,8 @@ class Tokenizer:
             return ()
         except (TimeoutError, aiohttp.ClientError, OSError, OverflowError, msgspec.MsgspecError) as error:
             self.counters["failed"] += 1
+            if isinstance(error, TimeoutError):
+                self._timed_out(endpoint, now)
             log.debug("%s cannot tokenise a request to %s: %r", endpoint, path, error)
             return ()
         self.counters["asked" if prompts else "failed"] += 1
@@ -157,6 +181,32 @@ class Tokenizer:
         self._known.clear()
         self._known_bytes = 0
         self._without_render = {pair for pair in self._without_render if pair[0] != endpoint}
+        self._pauses.pop(endpoint, None)
+
+    def is_paused(self, endpoint: str) -> bool:
+        """Whether it has not answered in time lately, and is better not asked now."""
+        pause = self._pauses.get(endpoint)
+        return pause is not None and self._clock() < pause.until
+
+    def _may_ask(self, endpoint: str, now: float) -> bool:
+        """Whether to ask now. After a pause one request tries, and the others do without meanwhile."""
+        pause = self._pauses.get(endpoint)
+        if pause is None or pause.timeouts < PATIENCE:
+            return True
+        if now < pause.until:
+            return False
+        pause.until = now + self._settings.timeout_seconds
+        return True
+
+    def _timed_out(self, endpoint: str, asked_at: float) -> None:
+        pause = self._pauses.setdefault(endpoint, _Pause())
+        if asked_at <= pause.began:
+            return  # one of those that were waiting when it began
+        pause.timeouts += 1
+        if pause.timeouts >= PATIENCE:
+            pause.began = self._clock()
+            pause.until = pause.began + min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(10, pause.timeouts - PATIENCE))
+            log.info("%s does not tokenise in time; asked again in %.0f s", endpoint, pause.until - pause.began)
 
     async def _ask(
         self, endpoint: str, path: str, inbound: Inbound, body: bytes, headers: Mapping[str, str]

@@ -12,7 +12,7 @@ import pytest
 from balancer import openai
 from balancer.media import Media
 from balancer.settings import TokenizerSettings
-from balancer.tokens import KNOWN_SECONDS, Tokenizer
+from balancer.tokens import FIRST_PAUSE, KNOWN_SECONDS, LONGEST_PAUSE, Tokenizer
 from hashing.extras import MultimodalItem
 from tests.support.gateways import gateway, post, split
 from tests.support.upstream import OK, Received, Upstream, upstream
@@ -250,6 +250,82 @@ def test_where_nobody_listens_another_replica_is_asked() -> None:
                 assert len(stays.received) == 6
 
     run(check())
+
+
+HUNG = {f"{COMPLETIONS}/render": _silence}
+ANSWERS = {f"{COMPLETIONS}/render": b'[{"token_ids":[1,2,3]}]'}
+
+
+def text(at: int) -> dict[str, Any]:
+    return {**TEXT, "prompt": str(at)}
+
+
+def test_a_tokeniser_that_hangs_holds_up_two_requests() -> None:
+    async def check() -> None:
+        settings = {"timeout_seconds": 0.05}
+        async with upstream(paths=HUNG) as replica, gateway([replica.url], tokenizer=settings) as front:
+            front.service.tokenizer._clock = lambda: 1000.0
+            for at in range(5):
+                status, _, _ = split(await front.exchange(post(COMPLETIONS, json.dumps(text(at)).encode())))
+                assert status == "HTTP/1.1 200 OK"
+            assert asked(replica).count(f"{COMPLETIONS}/render") == 2
+            assert dict(front.service.tokenizer.counters) == {"failed": 2, "paused": 3}
+
+    run(check())
+
+
+def test_another_tokeniser_is_asked_meanwhile() -> None:
+    async def check() -> None:
+        settings = {"timeout_seconds": 0.05}
+        async with (
+            upstream(paths=HUNG) as hangs,
+            upstream(paths=ANSWERS) as answers,
+            gateway([hangs.url, answers.url], tokenizer=settings) as front,
+        ):
+            front.service.tokenizer._clock = lambda: 1000.0
+            for at in range(40):  # each is asked first about as often as the other, until one has hung twice
+                await front.exchange(post(COMPLETIONS, json.dumps(text(at)).encode()))
+            assert asked(hangs).count(f"{COMPLETIONS}/render") == 2
+            assert dict(front.service.tokenizer.counters) == {"failed": 2, "asked": 38}
+
+    run(check())
+
+
+def test_pauses_grow_and_one_request_tries_after_each() -> None:
+    now, hangs = [1000.0], [True]
+
+    async def perhaps(request: Received) -> None:
+        if not hangs[0]:
+            request.answer(b'[{"token_ids":[1]}]')
+
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        tokenizer._clock = lambda: now[0]
+        pauses = []
+        for _ in range(7):
+            while tokenizer.is_paused(replica.url):
+                now[0] += 1
+            before = len(replica.questions)
+            await asyncio.gather(*(ask(tokenizer, replica, COMPLETIONS, text(at)) for at in range(5)))
+            tried = len(replica.questions) - before
+            pauses.append((tried, tokenizer._pauses[replica.url].until - now[0]))
+        assert pauses == [(5, FIRST_PAUSE), (1, 10.0), (1, 20.0), (1, 40.0), *[(1, LONGEST_PAUSE)] * 3]
+        hangs[0] = False
+        now[0] += LONGEST_PAUSE
+        assert await ask(tokenizer, replica, COMPLETIONS, text(8)) == [[1]]
+        assert await ask(tokenizer, replica, COMPLETIONS, text(9)) == [[1]], "it is well again"
+
+    with_tokenizer(check, {f"{COMPLETIONS}/render": perhaps}, timeout_seconds=0.05)
+
+
+def test_another_engine_at_the_address_is_not_paused() -> None:
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        for at in range(3):
+            await ask(tokenizer, replica, COMPLETIONS, text(at))
+        assert tokenizer.is_paused(replica.url)
+        tokenizer.forget_endpoint(replica.url)
+        assert not tokenizer.is_paused(replica.url)
+
+    with_tokenizer(check, HUNG, timeout_seconds=0.05)
 
 
 def test_memory_stays_within_its_bound() -> None:
