@@ -25,7 +25,7 @@ from balancer.decisions import NOBODY, DecisionLog, Origin
 from balancer.discovery import base as discovery
 from balancer.discovery.follower import Follower
 from balancer.errors import BadRequest, NoReplica, UnknownModel
-from balancer.facts import Described, EventSource, merge_listings
+from balancer.facts import Described, merge_listings
 from balancer.feed import EventFeed
 from balancer.fleet import Drain, LiveReplica, Status
 from balancer.handover import Handover
@@ -350,7 +350,7 @@ class RouterService:
                 self.router.caches.observe(each.replica.id, [Standing(is_restored=resume is not None)])
             for warning in each.warnings:
                 log.warning("%s: %s", each.replica.id, warning)
-            self._follow(each.replica.id, each.source, resume)
+            self._follow(each, resume)
         self.warm.described(endpoint)
         self.waiting.look()
 
@@ -363,8 +363,9 @@ class RouterService:
         self.feed.reader.remove(replica)
         self.router.remove(replica)
 
-    def _follow(self, replica: ReplicaId, source: EventSource | None, resume: Position | None) -> None:
+    def _follow(self, described: Described, resume: Position | None) -> None:
         """Subscribe to what the replica publishes now; it may have moved with a restart."""
+        replica, source = described.replica.id, described.source
         known = self._publishers.pop(replica, None)
         wanted = None
         if source is not None:
@@ -376,6 +377,7 @@ class RouterService:
                 source.is_dialling,
                 source.told_topic,
                 source.senders,
+                described.said_ranks,
             )
         if known is not None and known != wanted:
             self.feed.reader.remove(replica)  # which ends with a Forget, behind all that is queued

@@ -316,6 +316,51 @@ def test_what_comes_live_is_heard_whatever_the_engine_has_told(start: Start, rea
     assert until(reader, is_settled).problem == ""
 
 
+def of_rank(time: float, rank: int | None) -> bytes:
+    return payload(stored_map([1]), timestamp=time, rank=rank)
+
+
+def test_batches_of_another_rank_are_told_and_put_all_of_it_in_doubt(
+    start: Start, reader: EventReader, received: Received, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher = start()
+    reader.add(Publisher(A, publisher.events, publisher.replay, ranks=(2,)))
+    assert until(reader, is_settled).problem == ""
+    for at, rank in enumerate((2, None, 5, 2, 0)):
+        publisher.publish(of_rank(float(at), rank))
+    received.wait_for(A, 0.0, 1.0, 2.0, 3.0, 4.0)
+    told = f"its events are those of rank 5, and it is rank 2: is {publisher.events} another rank's, or do several share it?"
+    status = until(reader, lambda status: not status.is_complete)
+    assert (status.is_connected, status.problem) == (True, told)
+    assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [f"A: {told}"]
+
+
+def test_another_rank_is_forgiven_to_whoever_connects_anew(
+    start: Start, reader: EventReader, received: Received
+) -> None:
+    publisher = start()
+    reader.add(Publisher(A, publisher.events, publisher.replay, ranks=(2,)))
+    until(reader, is_settled)
+    publisher.publish(of_rank(0.0, 5))
+    until(reader, lambda status: status.problem != "")
+    publisher.stop()
+    publisher.start()
+    publisher.publish(of_rank(1.0, 2))
+    received.wait_for(A, 1.0)
+    assert until(reader, is_settled).problem == ""
+
+
+@pytest.mark.parametrize(("ranks", "said"), [(None, 7), ((0,), 0), ((3,), 3), ((3,), None), ((3, 0), 0)])
+def test_batches_may_name_the_rank_or_none(
+    start: Start, reader: EventReader, received: Received, ranks: tuple[int, ...] | None, said: int | None
+) -> None:
+    publisher = start()
+    reader.add(Publisher(A, publisher.events, publisher.replay, ranks=ranks))
+    publisher.publish(of_rank(0.0, said))
+    received.wait_for(A, 0.0)
+    assert until(reader, is_settled).problem == ""
+
+
 def test_an_address_that_cannot_be_used_costs_that_publisher(
     start: Start, reader: EventReader, received: Received, caplog: pytest.LogCaptureFixture
 ) -> None:
