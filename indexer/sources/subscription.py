@@ -275,9 +275,10 @@ class Subscription:
 
     def _replayed(self, frames: list[bytes], now: float) -> list[Step]:
         # vLLM <= 0.24 answers [b"", seq, payload], >= 0.26 [b"", topic, seq, payload]: read from the end.
-        if len(frames) < 3 or len(frames[-2]) != 8:
+        is_bare_end = frames[1:] == [END_MARKER]  # without a payload
+        if not is_bare_end and (len(frames) < 3 or len(frames[-2]) != 8):
             return self._malformed()
-        if frames[-2] == END_MARKER:
+        if is_bare_end or frames[-2] == END_MARKER:
             self._end_replay()
             return self.stream.replay_ended()
         if frames[-2][0] > MAX_FIRST_BYTE:

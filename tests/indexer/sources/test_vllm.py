@@ -5,6 +5,7 @@ import os
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from indexer.sources import subscription, vllm
@@ -12,6 +13,7 @@ from indexer.sources.vllm import EventReader, Publisher
 from indexer.stream import Lost, Position
 from indexer.wire import digest_of
 from tests.indexer.samples import CLEARED_ARRAY, payload, stored_map
+from tests.indexer.sources.publisher import END
 from tests.indexer.sources.reading import SETTINGS, A, B, Received, Start, batch, is_settled, subscribe, until
 
 # The common way -------------------------------------------------------------------------------------------------------
@@ -314,6 +316,19 @@ def test_what_comes_live_is_heard_whatever_the_engine_has_told(start: Start, rea
     until(reader, lambda status: status.is_connected and not status.is_replaying)
     publisher.publish(batch(0.0))
     assert until(reader, is_settled).problem == ""
+
+
+def test_an_end_marker_without_a_payload_ends_a_replay(start: Start, received: Received) -> None:
+    settings = msgspec.structs.replace(SETTINGS, replay_timeout=60.0)  # which must not be what ends it
+    reader = EventReader(received.deliver, settings)
+    try:
+        publisher = start(has_topic_in_replay=False, end=[END])
+        publisher.publish(batch(0.0))
+        subscribe(reader, publisher)
+        received.wait_for(A, 0.0)
+        assert until(reader, is_settled).counters["malformed_messages"] == 0
+    finally:
+        reader.close()
 
 
 def of_rank(time: float, rank: int | None) -> bytes:
