@@ -96,7 +96,7 @@ class RouteRequest(msgspec.Struct, frozen=True):
     compute their whole prompt whatever is cached (vLLM: ``prompt_logprobs``). ``is_comparable`` says whether the engine's
     ``cached_tokens`` will be that of this one prompt. ``request_id`` names it to people. ``stages`` is told what has been done
     for it. ``rendered_at`` is when an engine was asked for the tokens of its text, which the next one may make otherwise; None
-    for tokens that the client has sent.
+    for tokens that the client has sent. ``beginning`` names how the prompt begins (``balancer.leaning``), or is 0.
     """
 
     model: str
@@ -109,6 +109,7 @@ class RouteRequest(msgspec.Struct, frozen=True):
     stages: Stages = UNTIMED
     request_id: str = ""
     rendered_at: float | None = None
+    beginning: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -132,6 +133,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     longer ago this replica was chosen; 0 is never. ``knowledge`` says what ``cached_tokens`` rests on: for a partial or blind
     replica it is an estimate, from what is known and from what was sent there before. ``share`` is how much of a full share of
     work it may be given: less than 1 while it starts slowly, so that what it has to do weighs ``1 / share`` times as much.
+    ``lean`` breaks ties: of equally good ones the one that a prompt leans to most is chosen; 0 for all where chance shall.
     """
 
     replica: ReplicaId
@@ -142,6 +144,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     last_lease: int = 0
     knowledge: Knowledge = Knowledge.EXACT
     share: float = 1.0
+    lean: int = 0
 
     @property
     def uncached_tokens(self) -> int:

@@ -15,6 +15,7 @@ from balancer.core import NO_HASHES, Prompt, RouteRequest
 from balancer.decisions import MAX_ID
 from balancer.errors import BadRequest
 from balancer.gateway.access import Access, Visit
+from balancer.leaning import beginning_of
 from balancer.limits import check_prompt
 from balancer.nesting import is_deeper
 from balancer.openai import Inbound
@@ -89,6 +90,7 @@ async def read_request(
         request_id=request_id[:MAX_ID],
         stages=stages,
         rendered_at=prompts[0].rendered_at if prompts else None,
+        beginning=beginning_of(prompts[0].tokens, salt) if prompts else 0,
     )
     return Asked(request, salt, body, admitted.priority or 0)
 

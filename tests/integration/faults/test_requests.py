@@ -121,7 +121,7 @@ def test_a_salt_that_engines_refuse_is_theirs_to_refuse(salt: str) -> None:
     run(check())
 
 
-def test_after_a_gateways_restart_repeats_stay_where_they_are_although_nothing_can_be_replayed() -> None:
+def test_after_a_gateways_restart_a_prompt_that_was_sent_again_stays_there_although_nothing_can_be_replayed() -> None:
     """The engines are warm and announce nothing again: what is unknown is not taken for a certain miss for ever."""
 
     async def check() -> None:
@@ -144,5 +144,26 @@ def test_after_a_gateways_restart_repeats_stay_where_they_are_although_nothing_c
                 again = [await over.complete(prompt) for prompt in prompts]
                 assert [home for home, _, _ in again] == homes
                 assert [(predicted, actual) for _, predicted, actual in again] == [(64, 64)] * len(prompts)
+
+    run(check())
+
+
+def test_after_a_gateways_restart_prompts_are_sent_to_where_they_lie_although_nobody_tells() -> None:
+    """Where a prompt that nobody holds goes among equals is not chance: a gateway that knows nothing chooses alike."""
+
+    async def check() -> None:
+        prompts = [[at + 300] * 300 for at in range(12)]
+        quiet = config(replay_port=None)
+        async with running(quiet) as one, running(quiet) as two, aiohttp.ClientSession() as client:
+            homes = []
+            for urls in ([one.url, two.url], [two.url, one.url]):
+                async with gateway(urls) as front:
+                    over = Fleet([one, two], front, client)
+                    await eventually(
+                        lambda: sum(each.is_connected for each in front.service.publishers().values()) == 2
+                    )
+                    homes.append([(await over.complete(prompt)) for prompt in prompts])
+            assert [home for home, _, _ in homes[1]] == [home for home, _, _ in homes[0]]
+            assert [actual for _, _, actual in homes[1]] == [288] * len(prompts)
 
     run(check())
