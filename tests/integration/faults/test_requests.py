@@ -13,6 +13,7 @@ from simulations.fake import tokenizer
 from simulations.fake_engine import running
 from tests.support.engines import MODEL, Fleet, config, fleet
 from tests.support.gateways import close, gateway, post, split
+from tests.support.upstream import Received, upstream
 from tests.support.waiting import eventually, run
 
 IDS = list(range(300, 370))  # 70 tokens: four blocks of 16, and 6 more
@@ -117,6 +118,49 @@ def test_a_salt_that_engines_refuse_is_theirs_to_refuse(salt: str) -> None:
             await close(writer)
             assert through[0] == direct[0] == "HTTP/1.1 400 Bad Request"
             assert over.front.is_idle()
+
+    run(check())
+
+
+@pytest.mark.parametrize("huge", [2**32, 2**63, 2**64, 10**30, -1])
+def test_ids_that_no_vocabulary_has_are_the_engines_to_refuse(huge: int) -> None:
+    async def check() -> None:
+        async with fleet(config()) as over:
+            body = json.dumps(
+                {"model": MODEL, "token_ids": [huge] * 300, "sampling_params": {"max_tokens": 1}}
+            ).encode()
+            through = split(await over.front.exchange(post("/inference/v1/generate", body)))
+            assert through[0] == "HTTP/1.1 400 Bad Request"
+            assert str(huge) in json.loads(through[2])["error"]["message"], "the engine's own words"
+            assert over.front.is_idle()
+
+    run(check())
+
+
+def test_two_pictures_in_the_same_text_are_two_prompts() -> None:
+    """Their placeholders are the same ids: only what an engine calls them tells them apart, from where they lie."""
+
+    async def render(request: Received) -> None:
+        url = json.loads(request.body)["messages"][0]["content"][1]["image_url"]["url"]
+        features = {"mm_hashes": {"image": [url]}, "mm_placeholders": {"image": [{"offset": 22, "length": 30}]}}
+        request.answer(json.dumps({"token_ids": [7] * 70, "features": features}).encode())
+
+    async def check() -> None:
+        paths = {"/v1/chat/completions/render": render}
+        async with upstream(paths=paths) as one, upstream(paths=paths) as two, gateway([one.url, two.url]) as front:
+
+            async def ask(picture: str) -> tuple[str, int]:
+                parts = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": picture}}]
+                body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": parts}]}).encode()
+                _, headers, _ = split(await front.exchange(post("/v1/chat/completions", body)))
+                told = {name.lower(): value for name, value in headers}
+                return told["x-kvlb-replica"], int(told["x-kvlb-cached-tokens"])
+
+            home, predicted = await ask("http://pictures/cat.png")
+            assert predicted == 0
+            assert await ask("http://pictures/dog.png") == (home, 20), "the text before it, in blocks of 4"
+            for picture in ("cat", "dog"):
+                assert await ask(f"http://pictures/{picture}.png") == (home, 68)
 
     run(check())
 
