@@ -133,11 +133,12 @@ class Audit:
         tally.recent.append(is_exact)
         return is_exact
 
-    def explain(self, decision: Decision, actual: int, cause: Cause, reason: str, now: float) -> None:
-        """Say where a difference came from."""
+    def explain(
+        self, decision: Decision, actual: int, cause: Cause, reason: str, now: float, *, is_compared: bool = False
+    ) -> None:
+        """Say where a difference came from; one that ``is_compared`` has been counted already."""
         tally = self._tally(decision)
-        if cause is Cause.WORKLOAD:
-            tally.other_tokens += 1
+        tally.other_tokens += cause is Cause.WORKLOAD and not is_compared
         if decision.is_predicted:
             tally.causes[cause] += 1
         self.differences.append(

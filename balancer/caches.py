@@ -268,9 +268,8 @@ class Caches:
         chains = self.matcher.chains(sent.request, decision.replica)
         if recipe is not None and chains:
             keys = chains[0].keys(decision.prompt_tokens // recipe.block_size)
-            self.healer.doubt(
-                decision, actual, tuple(keys), recipe.block_size, sent.life, now, self.matcher.rule(decision.replica)
-            )
+            rule, rendered_at = self.matcher.rule(decision.replica), sent.request.rendered_at
+            self.healer.doubt(decision, actual, tuple(keys), recipe.block_size, sent.life, now, rule, rendered_at)
 
     def _heed(self, finding: Finding, now: float) -> None:
         decision = finding.doubt.decision

@@ -95,7 +95,8 @@ class RouteRequest(msgspec.Struct, frozen=True):
     tokens are unknown. ``size_hint`` is a guess of the total for that case. ``reads_cache`` is false for requests that
     compute their whole prompt whatever is cached (vLLM: ``prompt_logprobs``). ``is_comparable`` says whether the engine's
     ``cached_tokens`` will be that of this one prompt. ``request_id`` names it to people. ``stages`` is told what has been done
-    for it.
+    for it. ``rendered_at`` is when an engine was asked for the tokens of its text, which the next one may make otherwise; None
+    for tokens that the client has sent. ``beginning`` names how the prompt begins (``balancer.leaning``), or is 0.
     """
 
     model: str
@@ -107,6 +108,8 @@ class RouteRequest(msgspec.Struct, frozen=True):
     excluded: frozenset[ReplicaId] = frozenset()
     stages: Stages = UNTIMED
     request_id: str = ""
+    rendered_at: float | None = None
+    beginning: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -114,10 +117,11 @@ class RouteRequest(msgspec.Struct, frozen=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """Token ids, and where among them lies what is no text."""
+    """Token ids, and where among them lies what is no text; ``rendered_at`` as in ``RouteRequest``."""
 
     tokens: Sequence[int]
     media: Media = NO_MEDIA
+    rendered_at: float | None = None
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -129,6 +133,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     longer ago this replica was chosen; 0 is never. ``knowledge`` says what ``cached_tokens`` rests on: for a partial or blind
     replica it is an estimate, from what is known and from what was sent there before. ``share`` is how much of a full share of
     work it may be given: less than 1 while it starts slowly, so that what it has to do weighs ``1 / share`` times as much.
+    ``lean`` breaks ties: of equally good ones the one that a prompt leans to most is chosen; 0 for all where chance shall.
     """
 
     replica: ReplicaId
@@ -139,6 +144,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     last_lease: int = 0
     knowledge: Knowledge = Knowledge.EXACT
     share: float = 1.0
+    lean: int = 0
 
     @property
     def uncached_tokens(self) -> int:

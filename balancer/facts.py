@@ -98,11 +98,15 @@ class EngineFacts(msgspec.Struct, frozen=True):
 
 
 class Described(msgspec.Struct, frozen=True):
-    """One replica of an endpoint, with its event source and what an operator should know about it."""
+    """One replica of an endpoint, with its event source and what an operator should know about it.
+
+    ``said_ranks`` are the ranks that its batches may name, its own first; None for any.
+    """
 
     replica: Replica
     source: EventSource | None
     warnings: tuple[str, ...]
+    said_ranks: tuple[int, ...] | None = None
 
 
 def read_models(body: bytes) -> tuple[ModelCard, ...]:
@@ -254,6 +258,7 @@ def _describe(
 ) -> Described:
     warnings: list[str] = []
     recipe = _recipe(settings, facts, config, warnings)
+    said_ranks = _said_ranks(rank, ranks, is_told=source is not None)
     source = _source(settings, source, rank)
     if config is not None and config.has_prefix_caching is False:
         warnings.append("prefix caching is off, so nothing is cached; start vLLM with --enable-prefix-caching")
@@ -293,7 +298,19 @@ def _describe(
         max_model_len=min((card.max_model_len for card in base if card.max_model_len), default=None),
         num_gpu_blocks=config.num_gpu_blocks if config else None,
     )
-    return Described(replica, source, tuple(warnings))
+    return Described(replica, source, tuple(warnings), said_ranks)
+
+
+def _said_ranks(rank: int, ranks: int, *, is_told: bool) -> tuple[int, ...] | None:
+    """Which ranks the batches of this one may name.
+
+    Where the engine tells of its publishers (vLLM >= 0.31), each names its own. Else one that is alone may have any: behind an
+    external load balancer releases before 0.14 tell their rank nowhere else. Of several each has its own, unless it is an
+    engine that always says 0.
+    """
+    if is_told:
+        return (rank,)
+    return None if ranks == 1 else tuple(dict.fromkeys((rank, 0)))
 
 
 def _source(settings: ReplicaSettings, told: EventSource | None, rank: int) -> EventSource | None:

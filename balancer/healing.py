@@ -7,6 +7,10 @@ the answer.
 The engine says less: blocks that were only expected or remembered are expected no more. Blocks that events have named, and no
 event has removed, are believed once; when the same block is missing a second time, the rest of its chain is dropped for that
 replica, and its publisher is asked for what may be missing. The engine says more: what it found is there, and is remembered.
+
+A text is rendered twice, for us and then for the engine, and a template that writes the date makes two prompts of it at
+midnight. So a difference of a rendered prompt counts only when a later rendering has the same tokens, and the same difference:
+then what the engine made in between had them, too.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -26,11 +30,17 @@ from indexer.predicted import PredictedBlocks
 SETTLE_SECONDS: Final = 1.0
 """How long after its end a request's blocks are still expected: events trail the answer by one scheduler step."""
 
+RENDERED_LATER: Final = 60.0
+"""Seconds after a request's end from which a rendering is surely later, though engines' clocks differ."""
+
 MAX_SUSPECTS: Final = 10_000
-"""Blocks that were missing once, the oldest of them forgotten first."""
+"""Blocks that were missing once, or were there unnamed; the oldest of them forgotten first."""
 
 REMEMBERED_BLOCKS: Final = 20_000
 """Blocks remembered of a replica that does not tell how many it has."""
+
+
+OTHERWISE: Final = "its text may have been rendered otherwise than it was for us"
 
 
 class Correction(StrEnum):
@@ -45,7 +55,7 @@ class Doubt(msgspec.Struct, frozen=True):
     """A finished request of which the engine found another part in its cache than was predicted.
 
     ``keys`` are the prompt's block keys, ``rule`` says how several cache groups are hit, ``life`` is the replica's cache when
-    it was decided (``Healer.life``).
+    it was decided (``Healer.life``). ``ended`` is when the request had, ``rendered_at`` as in ``RouteRequest``.
     """
 
     decision: Decision
@@ -53,8 +63,9 @@ class Doubt(msgspec.Struct, frozen=True):
     keys: Sequence[int]
     block_size: int
     life: int
-    due: float
+    ended: float
     rule: HitRule | None = None
+    rendered_at: float | None = None
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -79,7 +90,7 @@ class Healer:
         self._predicted = predicted
         self._audit = audit
         self._doubts: deque[Doubt] = deque()
-        self._suspects: OrderedDict[tuple[int, int], None] = OrderedDict()  # (life, key)
+        self._suspects: OrderedDict[tuple[int, int, bool], float] = OrderedDict()  # (life, key, is there) -> since when
         self._lives: dict[ReplicaId, int] = {}
         self._last_life = 0
 
@@ -105,20 +116,21 @@ class Healer:
         life: int,
         now: float,
         rule: HitRule | None = None,
+        rendered_at: float | None = None,
     ) -> None:
         """A prediction was not exact; it is judged when the events that may explain it have come."""
-        self._doubts.append(Doubt(decision, actual, keys, block_size, life, now + SETTLE_SECONDS, rule))
+        self._doubts.append(Doubt(decision, actual, keys, block_size, life, now, rule, rendered_at))
 
     def tick(self, now: float) -> list[Finding]:
         """Judge what is due."""
         findings = []
-        while self._doubts and self._doubts[0].due <= now:
+        while self._doubts and self._doubts[0].ended + SETTLE_SECONDS <= now:
             doubt = self._doubts.popleft()
             finding = self._judge(doubt)
             findings.append(finding)
             if finding.correction is not None:
                 self.corrections[finding.correction] += 1
-            self._audit.explain(doubt.decision, doubt.actual, finding.cause, finding.reason, now)
+            self._audit.explain(doubt.decision, doubt.actual, finding.cause, finding.reason, now, is_compared=True)
         return findings
 
     def _judge(self, doubt: Doubt) -> Finding:
@@ -150,13 +162,10 @@ class Healer:
         missing = rest[:1] if doubt.rule is None else rest[: decision.cached_tokens // doubt.block_size - at]
         if not gpu.removed_lately(decision.replica.id).isdisjoint(missing):
             return Finding(doubt, Cause.ROUTING, "a block was evicted before the request was computed")
-        suspect = (doubt.life, rest[0])
-        if suspect not in self._suspects:
-            self._suspects[suspect] = None
-            if len(self._suspects) > MAX_SUSPECTS:
-                self._suspects.popitem(last=False)
+        if not self._is_seen_again(doubt, rest[0], is_there=False):
+            if doubt.rendered_at is not None:
+                return Finding(doubt, Cause.WORKLOAD, "a block was missing that no event has removed; " + OTHERWISE)
             return Finding(doubt, Cause.INDEX, "a block was missing that no event has removed")
-        del self._suspects[suspect]
         for group in doubt.groups:
             gpu.discard(decision.replica.id, group, rest)
         self._deny(doubt, bit, rest)
@@ -166,6 +175,20 @@ class Healer:
             "a block was missing twice that no event has removed; its chain is dropped",
             Correction.DROPPED,
         )
+
+    def _is_seen_again(self, doubt: Doubt, key: int, *, is_there: bool) -> bool:
+        """Whether the same was found of this block before, and no change of the template can explain both."""
+        suspect = (doubt.life, key, is_there)
+        since = self._suspects.get(suspect)
+        if since is None:
+            self._suspects[suspect] = doubt.ended
+            if len(self._suspects) > MAX_SUSPECTS:
+                self._suspects.popitem(last=False)
+            return False
+        if doubt.rendered_at is not None and doubt.rendered_at < since + RENDERED_LATER:
+            return False
+        del self._suspects[suspect]
+        return True
 
     def _deny(self, doubt: Doubt, bit: int, keys: Sequence[int]) -> None:
         for group in doubt.groups:
@@ -187,5 +210,11 @@ class Healer:
             )
         if self._index.has_other_tiers(replica.id):
             return Finding(doubt, Cause.INDEX, "blocks came from another tier, which predictions leave out")
+        if (
+            doubt.decision.is_predicted
+            and doubt.rendered_at is not None
+            and not self._is_seen_again(doubt, implied[0], is_there=True)
+        ):
+            return Finding(doubt, Cause.WORKLOAD, "blocks were there that no event has named; " + OTHERWISE)
         self._predicted.remember(bit, implied, replica.num_gpu_blocks or REMEMBERED_BLOCKS)
         return Finding(doubt, Cause.INDEX, "blocks were there that no event has named", Correction.LEARNED)

@@ -262,10 +262,10 @@ class _RouterCollector(IndexCollector):
     def _tokenizer(self) -> Iterable[Metric]:
         asked = CounterMetricFamily(
             "kvlb_tokenizations",
-            "Texts tokenised: asked of a replica, cached, or failed (routed without tokens).",
+            "Texts: asked of a replica, cached, or routed without tokens (failed, paused, untellable).",
             labels=["how"],
         )
-        for how in ("asked", "cached", "failed"):
+        for how in ("asked", "cached", "failed", "paused", "untellable"):
             asked.add_metric([how], self._service.tokenizer.counters[how])
         return [asked]
 

@@ -19,6 +19,7 @@ from balancer.ejection import Ejections, EjectionSettings
 from balancer.errors import Contended, NoReplica, Saturated, UnknownModel
 from balancer.fleet import Fleet, LiveReplica, Status
 from balancer.healing import SETTLE_SECONDS
+from balancer.leaning import lean
 from balancer.matching import Holding
 from balancer.policies.base import Policy
 from balancer.slow_start import SlowStart, SlowStartSettings
@@ -200,6 +201,7 @@ class Router:
         caches, prompt_tokens = self.caches, request.prompt_tokens
         views = caches.views(now)  # before the match: what was remembered of those that are known by now is void
         matches = caches.matcher.match(request, replicas)
+        beginning = 0 if any(matches.values()) else request.beginning
         candidates = tuple(
             Candidate(
                 replica=live.replica.id,
@@ -210,6 +212,7 @@ class Router:
                 last_lease=live.last_lease,
                 knowledge=views[live.replica.id].state,
                 share=1.0 if shares is None else shares[at],
+                lean=lean(beginning, live.replica.id) if beginning else 0,
             )
             for at, live in enumerate(serving)
         )

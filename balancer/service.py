@@ -25,7 +25,7 @@ from balancer.decisions import NOBODY, DecisionLog, Origin
 from balancer.discovery import base as discovery
 from balancer.discovery.follower import Follower
 from balancer.errors import BadRequest, NoReplica, UnknownModel
-from balancer.facts import Described, EventSource, merge_listings
+from balancer.facts import Described, merge_listings
 from balancer.feed import EventFeed
 from balancer.fleet import Drain, LiveReplica, Status
 from balancer.handover import Handover
@@ -271,9 +271,14 @@ class RouterService:
         return merge_listings(watcher.facts.listing for watcher in self.watchers.values() if watcher.is_known)
 
     def tokenizing_endpoint(self, model: str) -> str | None:
-        """The least busy endpoint that serves the model."""
+        """The least busy endpoint that serves the model, of those that answer in time if any does."""
         available = [live for live in self.router.fleet.serving(model) if live.is_available()]
-        best = min(available, key=lambda live: (live.in_flight, random.random()), default=None)
+        is_paused = self.tokenizer.is_paused
+        best = min(
+            available,
+            key=lambda live: (is_paused(live.replica.endpoint), live.in_flight, random.random()),
+            default=None,
+        )
         return None if best is None else best.replica.endpoint
 
     def publishers(self) -> dict[ReplicaId, PublisherStatus]:
@@ -345,7 +350,7 @@ class RouterService:
                 self.router.caches.observe(each.replica.id, [Standing(is_restored=resume is not None)])
             for warning in each.warnings:
                 log.warning("%s: %s", each.replica.id, warning)
-            self._follow(each.replica.id, each.source, resume)
+            self._follow(each, resume)
         self.warm.described(endpoint)
         self.waiting.look()
 
@@ -358,8 +363,9 @@ class RouterService:
         self.feed.reader.remove(replica)
         self.router.remove(replica)
 
-    def _follow(self, replica: ReplicaId, source: EventSource | None, resume: Position | None) -> None:
+    def _follow(self, described: Described, resume: Position | None) -> None:
         """Subscribe to what the replica publishes now; it may have moved with a restart."""
+        replica, source = described.replica.id, described.source
         known = self._publishers.pop(replica, None)
         wanted = None
         if source is not None:
@@ -371,6 +377,7 @@ class RouterService:
                 source.is_dialling,
                 source.told_topic,
                 source.senders,
+                described.said_ranks,
             )
         if known is not None and known != wanted:
             self.feed.reader.remove(replica)  # which ends with a Forget, behind all that is queued

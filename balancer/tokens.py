@@ -5,10 +5,13 @@ request: what cannot be tokenised in time is routed without its tokens.
 """
 
 import asyncio
+import contextlib
 import logging
+import math
+import time
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import aiohttp
@@ -48,15 +51,44 @@ SAMPLING_FIELDS: Final = frozenset(
 
 NOT_IN_KEY: Final = SAMPLING_FIELDS - {"cache_salt"}
 
+ANSWER_FIELDS: Final = frozenset(
+    "response_format structured_outputs structural_tag guided_json guided_regex guided_choice guided_grammar "
+    "guided_decoding_backend guided_whitespace_pattern parallel_tool_calls include_reasoning thinking_token_budget "
+    "skip_special_tokens spaces_between_special_tokens include_stop_str_in_output return_tokens_as_token_ids return_token_ids "
+    "return_token_offsets return_prompt_text return_mm_kwargs mm_payload routed_experts_prompt_start logprob_token_ids echo "
+    "suffix allowed_token_ids bad_words use_beam_search length_penalty repetition_detection watermarking stream_interval "
+    "session_id vllm_xargs service_tier prompt_cache_key prompt_cache_retention safety_identifier".split()
+)
+"""Fields that ``/tokenize`` need not be told either: they shape the answer, or engines ignore them.
+
+Source: vLLM 0.32.0, ``build_chat_params`` and ``build_tok_params`` of its requests. Kimi K3 alone writes ``response_format``
+and a ``tool_choice`` that is not "auto" into its prompt (``renderers/kimi_k3.py``), and is mis-scored.
+"""
+
 WITH_TOKENIZE: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
 """Paths whose bodies ``/tokenize`` understands; the other dialects have shapes of their own."""
 
 TEXT_FIELDS: Final = ("model", "add_special_tokens")
 
+KNOWN_SECONDS: Final = 60.0
+"""How long an answer is taken for what an engine would say now: chat templates may write the date into a prompt."""
+
+PATIENCE: Final = 2
+"""Time-outs in a row before an endpoint is not asked for a while: a single one may be a text of a million tokens."""
+
+FIRST_PAUSE: Final = 5.0
+"""Seconds; each time-out after it doubles the next one."""
+
+LONGEST_PAUSE: Final = 60.0
+
 Prompts = tuple[Prompt, ...]
 
 _NULL: Final = msgspec.Raw(b"null")
-_NO_TENSORS: Final = msgspec.Raw(b'"none"')
+_NONE: Final = msgspec.Raw(b'"none"')
+
+
+class _Untellable(Exception):
+    """A request has something that ``/tokenize`` cannot be told: its ids would be others."""
 
 
 class _Rendered(msgspec.Struct):
@@ -77,15 +109,30 @@ _rendered_list = msgspec.json.Decoder(list[_Rendered])
 _tokenized = msgspec.json.Decoder(_Tokenized)
 
 
-class Tokenizer:
-    """Asks, and remembers the answers within a bound of memory."""
+class _Pause(msgspec.Struct):
+    """How patient we are with an endpoint that does not answer in time. Changes."""
 
-    def __init__(self, session: aiohttp.ClientSession, settings: TokenizerSettings) -> None:
+    timeouts: int = 0
+    began: float = -math.inf
+    until: float = 0.0
+
+
+class Tokenizer:
+    """Asks, and remembers the answers for a while, within a bound of memory."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        settings: TokenizerSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._session = session
         self._settings = settings
+        self._clock = clock
         self._known: OrderedDict[bytes, Prompts] = OrderedDict()
         self._known_bytes = 0
         self._without_render: set[tuple[str, str]] = set()
+        self._pauses: dict[str, _Pause] = {}
         self.counters: Counter[str] = Counter()
 
     async def token_ids(
@@ -96,22 +143,32 @@ class Tokenizer:
         Raises:
             aiohttp.ClientConnectorError: nobody listens at ``endpoint``; another one can still be asked.
         """
-        key = _key(path, body)
+        key, now = _key(path, body), self._clock()
         known = self._known.get(key)
-        if known is not None:
+        if known is not None and _rendered_at(known) + KNOWN_SECONDS > now:
             self._known.move_to_end(key)
             self.counters["cached"] += 1
             return known
+        if not self._may_ask(endpoint, now):
+            self.counters["paused"] += 1
+            return ()
         try:
             async with asyncio.timeout(self._settings.timeout_seconds):
                 prompts = await self._ask(endpoint, path, inbound, body, headers)
+            self._pauses.pop(endpoint, None)
         except aiohttp.ClientConnectorError:
             raise
+        except _Untellable:
+            self.counters["untellable"] += 1
+            return ()
         except (TimeoutError, aiohttp.ClientError, OSError, OverflowError, msgspec.MsgspecError) as error:
             self.counters["failed"] += 1
+            if isinstance(error, TimeoutError):
+                self._timed_out(endpoint, now)
             log.debug("%s cannot tokenise a request to %s: %r", endpoint, path, error)
             return ()
         self.counters["asked" if prompts else "failed"] += 1
+        prompts = tuple([msgspec.structs.replace(each, rendered_at=now) for each in prompts])
         if prompts:
             self._remember(key, prompts)
         return prompts
@@ -124,6 +181,32 @@ class Tokenizer:
         self._known.clear()
         self._known_bytes = 0
         self._without_render = {pair for pair in self._without_render if pair[0] != endpoint}
+        self._pauses.pop(endpoint, None)
+
+    def is_paused(self, endpoint: str) -> bool:
+        """Whether it has not answered in time lately, and is better not asked now."""
+        pause = self._pauses.get(endpoint)
+        return pause is not None and self._clock() < pause.until
+
+    def _may_ask(self, endpoint: str, now: float) -> bool:
+        """Whether to ask now. After a pause one request tries, and the others do without meanwhile."""
+        pause = self._pauses.get(endpoint)
+        if pause is None or pause.timeouts < PATIENCE:
+            return True
+        if now < pause.until:
+            return False
+        pause.until = now + self._settings.timeout_seconds
+        return True
+
+    def _timed_out(self, endpoint: str, asked_at: float) -> None:
+        pause = self._pauses.setdefault(endpoint, _Pause())
+        if asked_at <= pause.began:
+            return  # one of those that were waiting when it began
+        pause.timeouts += 1
+        if pause.timeouts >= PATIENCE:
+            pause.began = self._clock()
+            pause.until = pause.began + min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(10, pause.timeouts - PATIENCE))
+            log.info("%s does not tokenise in time; asked again in %.0f s", endpoint, pause.until - pause.began)
 
     async def _ask(
         self, endpoint: str, path: str, inbound: Inbound, body: bytes, headers: Mapping[str, str]
@@ -136,7 +219,7 @@ class Tokenizer:
                 return ()
             self._without_render.add((endpoint, path))
         if path not in WITH_TOKENIZE:
-            return ()
+            raise _Untellable
         return await self._tokenize(endpoint, inbound, body, headers)
 
     async def _tokenize(self, endpoint: str, inbound: Inbound, body: bytes, headers: Mapping[str, str]) -> Prompts:
@@ -163,7 +246,8 @@ class Tokenizer:
         status, answer = await self._post(f"{endpoint}{path}/render", body, headers)
         found = {"render": _read_rendered(answer) if status == 200 else (), "tokenize": ()}
         if path in WITH_TOKENIZE:
-            found["tokenize"] = await self._tokenize(endpoint, inbound, body, headers)
+            with contextlib.suppress(_Untellable):
+                found["tokenize"] = await self._tokenize(endpoint, inbound, body, headers)
         return {way: prompts for way, prompts in found.items() if prompts}
 
     def _remember(self, key: bytes, prompts: Prompts) -> None:
@@ -174,6 +258,10 @@ class Tokenizer:
         while self._known_bytes > self._settings.cache_bytes:
             _, oldest = self._known.popitem(last=False)
             self._known_bytes -= _size(oldest)
+
+
+def _rendered_at(prompts: Prompts) -> float:
+    return prompts[0].rendered_at or 0.0
 
 
 def _key(path: str, body: bytes) -> bytes:
@@ -200,7 +288,7 @@ def _without_tensors(body: bytes) -> bytes:
         has_media = any(_has_media(fields[name]) for name in ("messages", "input") if name in fields)
     except msgspec.ValidationError:  # no list of messages: a text, or what the engine will refuse
         return body
-    return msgspec.json.encode({**fields, "mm_payload": _NO_TENSORS}) if has_media else body
+    return msgspec.json.encode({**fields, "mm_payload": _NONE}) if has_media else body
 
 
 def _size(prompts: Prompts) -> int:
@@ -214,14 +302,23 @@ def _read_rendered(answer: bytes) -> Prompts:
 
 
 def _tokenize_bodies(inbound: Inbound, body: bytes) -> list[bytes]:
-    """What to ask ``/tokenize``; nothing where the request has something that it cannot be told: its ids would be others."""
+    """What to ask ``/tokenize``.
+
+    Raises:
+        _Untellable: the request has something that it cannot be told.
+    """
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     told = CHAT_FIELDS if inbound.kind is Kind.CHAT else (*TEXT_FIELDS, "prompt")
-    if any(raw != _NULL for name, raw in fields.items() if name not in SAMPLING_FIELDS and name not in told):
-        return []
+    rest = {name for name, raw in fields.items() if raw != _NULL} - SAMPLING_FIELDS - ANSWER_FIELDS - set(told)
+    if fields.get("tool_choice") != _NONE or fields.get("tools", _NULL) == _NULL:
+        rest.discard(
+            "tool_choice"
+        )  # else some leave the tools out, and some do not (--exclude-tools-when-tool-choice-none)
+    if rest:
+        raise _Untellable
     if inbound.kind is Kind.CHAT:
         if "messages" not in fields or _has_media(fields["messages"]):
-            return []
+            raise _Untellable
         return [msgspec.json.encode({name: fields[name] for name in CHAT_FIELDS if name in fields})]
     texts = msgspec.json.decode(fields.get("prompt", msgspec.Raw(b'""')), type=str | list[str])
     common = {name: fields[name] for name in TEXT_FIELDS if name in fields}

@@ -15,6 +15,7 @@ from balancer.core import NO_HASHES, Prompt, RouteRequest
 from balancer.decisions import MAX_ID
 from balancer.errors import BadRequest
 from balancer.gateway.access import Access, Visit
+from balancer.leaning import beginning_of
 from balancer.limits import check_prompt
 from balancer.nesting import is_deeper
 from balancer.openai import Inbound
@@ -88,6 +89,8 @@ async def read_request(
         is_comparable=inbound.is_comparable and len(prompts) == 1 and prompts[0].media.known_tokens is None,
         request_id=request_id[:MAX_ID],
         stages=stages,
+        rendered_at=prompts[0].rendered_at if prompts else None,
+        beginning=beginning_of(prompts[0].tokens, salt) if prompts else 0,
     )
     return Asked(request, salt, body, admitted.priority or 0)
 

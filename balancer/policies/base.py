@@ -49,12 +49,14 @@ def policy(name: str) -> Callable[[P], P]:
 
 
 def pick(tied: Sequence[Candidate], draw: float) -> Candidate:
-    """One of several equally good candidates, by ``draw``."""
+    """One of several equally good candidates: the one that the prompt leans to, else by ``draw``."""
+    if tied[0].lean:
+        return max(tied, key=lambda each: each.lean)
     return tied[int(draw * len(tied))]
 
 
 def lowest(candidates: Sequence[Candidate], cost: Callable[[Candidate], float], draw: float) -> Candidate:
-    """A candidate of the lowest cost; ties are broken by ``draw``."""
+    """A candidate of the lowest cost; ties are broken by ``pick``."""
     costs = [cost(candidate) for candidate in candidates]
     best = min(costs)
     return pick([candidate for candidate, value in zip(candidates, costs, strict=True) if value == best], draw)

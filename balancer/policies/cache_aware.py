@@ -11,7 +11,8 @@ from balancer.policies.base import lowest, policy
 
 @policy("cache_aware")
 class CacheAware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Lowest ``uncached + (queue_weight * queued + request_weight * in flight) / share``; ties by chance.
+    """Lowest ``uncached + (queue_weight * queued + request_weight * in flight) / share``; ties by where
+    the prompt leans, else by chance.
 
     The sum is the prefill work between this request and its first token, in tokens: its own and that of the requests
     before it. Of the cached tokens of a replica whose cache is known as partial or blind, the share ``doubt`` is not believed.

@@ -14,7 +14,9 @@ TOKEN: Final = 1e-9
 
 @policy("least_load")
 class LeastLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Fewest requests in flight by share; among those, fewest prompt tokens still to be computed; then chance."""
+    """Fewest requests in flight by share; among those, fewest prompt tokens still to be computed; then where
+    the prompt leans, or chance.
+    """
 
     def choose(self, candidates: Sequence[Candidate], draw: float) -> Candidate:
         return lowest(candidates, _cost, draw)

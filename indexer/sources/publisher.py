@@ -30,7 +30,7 @@ class Publisher(msgspec.Struct, frozen=True):
     subscribe to; empty means everything. ``is_dialling``: it connects to ``events``, an address of ours, instead of
     listening there (vLLM 0.11 - 0.32: an ``endpoint`` without a wildcard); nobody else may use that address. ``told_topic`` is
     the topic that the engine says it publishes under; None where it does not say. ``senders`` are the addresses and networks
-    that may connect to ``events``; None for all.
+    that may connect to ``events``; None for all. ``ranks`` are the data-parallel ranks that its batches may name; None for any.
     """
 
     replica: ReplicaId
@@ -40,6 +40,7 @@ class Publisher(msgspec.Struct, frozen=True):
     is_dialling: bool = False
     told_topic: str | None = None
     senders: tuple[str, ...] | None = None
+    ranks: tuple[int, ...] | None = None
 
 
 class ReaderSettings(msgspec.Struct, frozen=True):

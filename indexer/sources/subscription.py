@@ -63,6 +63,7 @@ class Subscription:
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
         self.is_connected = False
         self._topic_problem = ""
+        self._rank_problem = ""
         self.told = Standing()
         self.last_live: float | None = None
         self._context = context
@@ -104,6 +105,17 @@ class Subscription:
         self._topic_problem = "" if is_heard else f"publishes under topic '{published}', subscribed to '{topic}'"
         if self._topic_problem and self._topic_problem != known:
             log.warning("%s: %s: no live events will come", self.publisher.replica, self._topic_problem)
+
+    def _compare_rank(self, said: int | None) -> None:
+        """Whoever publishes other ranks' events is another engine, or several at once: in doubt until it connects anew."""
+        ranks = self.publisher.ranks
+        if said is None or ranks is None or said in ranks or self._rank_problem:
+            return
+        self._rank_problem = (
+            f"its events are those of rank {said}, and it is rank {ranks[0]}: is {self.publisher.events} another rank's, or "
+            "do several share it?"
+        )
+        log.warning("%s: %s", self.publisher.replica, self._rank_problem)
 
     def _socket(self, kind: int) -> Socket:
         new = self._context.socket(kind)
@@ -187,7 +199,7 @@ class Subscription:
     @property
     def problem(self) -> str:
         """Why nothing comes live, or what does is in doubt; in words for an operator."""
-        return self._topic_problem or self.stream.problem
+        return self._topic_problem or self._rank_problem or self.stream.problem
 
     @property
     def _is_complete(self) -> bool:
@@ -231,6 +243,7 @@ class Subscription:
 
     def _connected(self, now: float) -> list[Step]:
         self.is_connected = True
+        self._rank_problem = ""
         self.counters["connections"] += 1
         self._recheck_at = now + self.settings.recheck_first
         return self.stream.connected()
@@ -262,9 +275,10 @@ class Subscription:
 
     def _replayed(self, frames: list[bytes], now: float) -> list[Step]:
         # vLLM <= 0.24 answers [b"", seq, payload], >= 0.26 [b"", topic, seq, payload]: read from the end.
-        if len(frames) < 3 or len(frames[-2]) != 8:
+        is_bare_end = frames[1:] == [END_MARKER]  # without a payload
+        if not is_bare_end and (len(frames) < 3 or len(frames[-2]) != 8):
             return self._malformed()
-        if frames[-2] == END_MARKER:
+        if is_bare_end or frames[-2] == END_MARKER:
             self._end_replay()
             return self.stream.replay_ended()
         if frames[-2][0] > MAX_FIRST_BYTE:
@@ -291,6 +305,7 @@ class Subscription:
         try:
             batch = decode(payload)
             self._unreadable = 0
+            self._compare_rank(batch.rank)
         except WireError as error:
             batch = Batch(0.0, [], None, (str(error),), digest_of(payload))
             self._count_unreadable()

@@ -14,6 +14,10 @@ from simulations.fake.tokenizer import VOCABULARY, Tokenizer
 
 DONE: Final = b"data: [DONE]\n\n"
 
+MAX_SALT: Final = 128
+NOT_IN_SALT: Final = frozenset("@/\\\0")
+"""Source: vLLM 0.32.0, ``entrypoints/generate/base/protocol.py``."""
+
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
@@ -200,10 +204,17 @@ def check_salt(salt: str | None) -> str | None:
     """The salt itself.
 
     Raises:
-        Refused: it is empty.
+        Refused: it is empty, too long, or has a character that engines refuse.
     """
     if salt == "":
-        message = "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)"
+        raise Refused(
+            "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)", param="cache_salt"
+        )
+    if salt is not None and (len(salt) > MAX_SALT or not NOT_IN_SALT.isdisjoint(salt)):
+        message = (
+            f"Parameter 'cache_salt' must be at most {MAX_SALT} characters and must not contain '@', '/', '\\\\', or NUL. "
+            "(parameter=cache_salt)"
+        )
         raise Refused(message, param="cache_salt")
     return salt
 

@@ -298,6 +298,25 @@ def test_a_rank_that_is_alone_is_one_replica_and_needs_no_header() -> None:
         assert only.replica.recipe is not None
 
 
+@pytest.mark.parametrize(
+    ("ranks", "is_told", "said"),
+    [
+        ([0], True, [(0,)]),
+        ([3], True, [(3,)]),  # behind an external load balancer
+        ([0, 1], True, [(0,), (1,)]),
+        ([0], False, [None]),  # it may be such a one, of a release that does not tell
+        ([0, 1, 2], False, [(0,), (1, 0), (2, 0)]),  # of engines that tell nothing, some always say 0
+    ],
+)
+def test_what_rank_its_batches_may_name(ranks: list[int], is_told: bool, said: list[tuple[int, ...] | None]) -> None:
+    sources = tuple(EventSource(rank, f"tcp://h:{5557 + rank}", None, "") for rank in ranks) if is_told else ()
+    which = ReplicaSettings(
+        url="http://h:1", events="tcp://h:7000", data_parallel_size=None if is_told else len(ranks), replay=None
+    )
+    found = facts.describe(which, EngineFacts(models=(ModelCard("m"),), sources=sources))
+    assert [each.said_ranks for each in found] == said
+
+
 def test_ranks_that_no_engine_has_are_not_believed() -> None:
     source = EventSource(3_000_000, "tcp://h:5560", None, "")
     assert (

@@ -8,7 +8,7 @@ import pytest
 from balancer.audit import Cause
 from balancer.caches import Resync
 from balancer.core import Decision, Knowledge, Outcome, Truth
-from balancer.healing import MAX_SUSPECTS, SETTLE_SECONDS, Correction
+from balancer.healing import MAX_SUSPECTS, RENDERED_LATER, SETTLE_SECONDS, Correction
 from balancer.knowledge import TRUSTED_AGAIN
 from balancer.policies.cache_aware import CacheAware
 from balancer.router import Router
@@ -35,9 +35,16 @@ def events(*each: KVEvent, skipped: tuple[str, ...] = ()) -> list[Apply]:
     return [Apply([Batch(0.0, list(each), None, skipped)])]
 
 
-def ask(owner: Router, tokens: Sequence[int], actual: int | None, now: float, *between: Apply | Forget) -> Decision:
+def ask(
+    owner: Router,
+    tokens: Sequence[int],
+    actual: int | None,
+    now: float,
+    *between: Apply | Forget,
+    rendered_at: float | None = None,
+) -> Decision:
     """One request of which the engine found ``actual`` tokens; ``between`` comes while it is under way. Judged at once."""
-    decision = owner.route(request(tokens), now, 0.0)
+    decision = owner.route(request(tokens, rendered_at=rendered_at), now, 0.0)
     owner.caches.observe(A, between)
     owner.release(decision.lease, Outcome.OK, now, Truth(prompt_tokens=len(tokens), cached_tokens=actual))
     owner.tick(now + SETTLE_SECONDS)
@@ -208,6 +215,45 @@ def test_two_blocks_missing_once_each_drop_nothing() -> None:
     ask(owner, OTHER, 12, 20.0)
     assert cached(owner, PROMPT) == cached(owner, OTHER) == 40
     assert corrections(owner) == {}
+
+
+def test_a_text_that_the_engine_renders_otherwise_takes_nothing_out_of_the_index() -> None:
+    """The template writes the date, and it is midnight: what was rendered before is computed after, request by request."""
+    owner = router()
+    owner.caches.observe(A, events(stored(PROMPT)))
+    midnight = 86_400.0
+    for turn in range(5):
+        ask(owner, PROMPT, 12, midnight + turn, rendered_at=midnight - 5 + turn)
+    assert cached(owner, PROMPT) == 40
+    assert (causes(owner), corrections(owner)) == ({Cause.WORKLOAD: 5}, {})
+    assert "rendered otherwise" in owner.caches.audit.differences[-1].reason
+    assert owner.caches.audit.tallies[A, MODEL].other_tokens == 0, "it had the same length"
+    assert state(owner)[0] is Knowledge.EXACT
+    assert owner.caches.orders == []
+
+
+def test_blocks_of_a_text_that_the_engine_renders_otherwise_are_not_taken_for_unnamed_ones() -> None:
+    owner = router()
+    for now in (0.0, 1.0):
+        ask(owner, PROMPT, 32, now, rendered_at=now)
+    assert (causes(owner), corrections(owner)) == ({Cause.WORKLOAD: 2}, {})
+    assert state(owner)[0] is Knowledge.EXACT
+
+
+@pytest.mark.parametrize(("actual", "correction"), [(12, Correction.DROPPED), (40, Correction.LEARNED)])
+def test_what_a_later_rendering_shows_again_is_the_indexs(actual: int, correction: Correction) -> None:
+    """Both have the same tokens, so the one that the engine made in between had them, too."""
+    owner = router()
+    if actual == 12:
+        owner.caches.observe(A, events(stored(PROMPT)))
+    later = 10.0 + RENDERED_LATER
+    ask(owner, PROMPT, actual, 10.0, rendered_at=9.0)
+    ask(owner, PROMPT, actual, later + 5, rendered_at=later - 0.1)
+    assert corrections(owner) == {}
+    ask(owner, PROMPT, actual, later + 10, rendered_at=later)
+    assert corrections(owner) == {correction: 1}
+    assert causes(owner) == {Cause.WORKLOAD: 2, Cause.INDEX: 1}
+    assert cached(owner, PROMPT) == actual
 
 
 def test_an_eviction_before_the_request_was_computed_is_no_error_of_the_index() -> None:

@@ -12,7 +12,7 @@ import pytest
 from balancer import openai
 from balancer.media import Media
 from balancer.settings import TokenizerSettings
-from balancer.tokens import Tokenizer
+from balancer.tokens import FIRST_PAUSE, KNOWN_SECONDS, LONGEST_PAUSE, Tokenizer
 from hashing.extras import MultimodalItem
 from tests.support.gateways import gateway, post, split
 from tests.support.upstream import OK, Received, Upstream, upstream
@@ -67,6 +67,30 @@ def test_the_same_text_is_asked_once() -> None:
         assert dict(tokenizer.counters) == {"asked": 1, "cached": 2}
 
     with_tokenizer(check, {f"{COMPLETIONS}/render": b'[{"token_ids":[1]}]'})
+
+
+def test_what_a_template_makes_of_a_text_is_believed_for_a_while() -> None:
+    """It may write the date."""
+    now, today = [100.0], [1]
+
+    async def render(request: Received) -> None:
+        request.answer(json.dumps([{"token_ids": today}]).encode())
+
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        tokenizer._clock = lambda: now[0]
+        assert await ask(tokenizer, replica, COMPLETIONS, TEXT) == [[1]]
+        today[0], now[0] = 2, 100.0 + KNOWN_SECONDS - 1
+        assert await ask(tokenizer, replica, COMPLETIONS, TEXT) == [[1]]
+        now[0] += 1
+        assert await ask(tokenizer, replica, COMPLETIONS, TEXT) == [[2]]
+        assert len(tokenizer._known) == 1
+        now[0] += 5
+        body = json.dumps(TEXT).encode()
+        inbound = openai.read(COMPLETIONS, "application/json", body)
+        (prompt,) = await tokenizer.token_ids(replica.url, COMPLETIONS, inbound, body, {})
+        assert prompt.rendered_at == 100.0 + KNOWN_SECONDS, "when it was asked for, not when it was remembered"
+
+    with_tokenizer(check, {f"{COMPLETIONS}/render": render})
 
 
 def test_what_only_steers_the_sampling_makes_no_other_question() -> None:
@@ -158,6 +182,7 @@ def test_what_tokenize_cannot_render_is_not_asked() -> None:
     async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
         assert await ask(tokenizer, replica, "/v1/responses", {"model": "m", "input": "hi"}) == []
         assert await ask(tokenizer, replica, "/v1/messages", {**TALK, "system": "s"}) == []
+        assert dict(tokenizer.counters) == {"untellable": 2}
         assert "/tokenize" not in asked(replica)
 
     with_tokenizer(check, {"/tokenize": b'{"tokens":[1]}'})
@@ -227,6 +252,82 @@ def test_where_nobody_listens_another_replica_is_asked() -> None:
     run(check())
 
 
+HUNG = {f"{COMPLETIONS}/render": _silence}
+ANSWERS = {f"{COMPLETIONS}/render": b'[{"token_ids":[1,2,3]}]'}
+
+
+def text(at: int) -> dict[str, Any]:
+    return {**TEXT, "prompt": str(at)}
+
+
+def test_a_tokeniser_that_hangs_holds_up_two_requests() -> None:
+    async def check() -> None:
+        settings = {"timeout_seconds": 0.05}
+        async with upstream(paths=HUNG) as replica, gateway([replica.url], tokenizer=settings) as front:
+            front.service.tokenizer._clock = lambda: 1000.0
+            for at in range(5):
+                status, _, _ = split(await front.exchange(post(COMPLETIONS, json.dumps(text(at)).encode())))
+                assert status == "HTTP/1.1 200 OK"
+            assert asked(replica).count(f"{COMPLETIONS}/render") == 2
+            assert dict(front.service.tokenizer.counters) == {"failed": 2, "paused": 3}
+
+    run(check())
+
+
+def test_another_tokeniser_is_asked_meanwhile() -> None:
+    async def check() -> None:
+        settings = {"timeout_seconds": 0.05}
+        async with (
+            upstream(paths=HUNG) as hangs,
+            upstream(paths=ANSWERS) as answers,
+            gateway([hangs.url, answers.url], tokenizer=settings) as front,
+        ):
+            front.service.tokenizer._clock = lambda: 1000.0
+            for at in range(40):  # each is asked first about as often as the other, until one has hung twice
+                await front.exchange(post(COMPLETIONS, json.dumps(text(at)).encode()))
+            assert asked(hangs).count(f"{COMPLETIONS}/render") == 2
+            assert dict(front.service.tokenizer.counters) == {"failed": 2, "asked": 38}
+
+    run(check())
+
+
+def test_pauses_grow_and_one_request_tries_after_each() -> None:
+    now, hangs = [1000.0], [True]
+
+    async def perhaps(request: Received) -> None:
+        if not hangs[0]:
+            request.answer(b'[{"token_ids":[1]}]')
+
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        tokenizer._clock = lambda: now[0]
+        pauses = []
+        for _ in range(7):
+            while tokenizer.is_paused(replica.url):
+                now[0] += 1
+            before = len(replica.questions)
+            await asyncio.gather(*(ask(tokenizer, replica, COMPLETIONS, text(at)) for at in range(5)))
+            tried = len(replica.questions) - before
+            pauses.append((tried, tokenizer._pauses[replica.url].until - now[0]))
+        assert pauses == [(5, FIRST_PAUSE), (1, 10.0), (1, 20.0), (1, 40.0), *[(1, LONGEST_PAUSE)] * 3]
+        hangs[0] = False
+        now[0] += LONGEST_PAUSE
+        assert await ask(tokenizer, replica, COMPLETIONS, text(8)) == [[1]]
+        assert await ask(tokenizer, replica, COMPLETIONS, text(9)) == [[1]], "it is well again"
+
+    with_tokenizer(check, {f"{COMPLETIONS}/render": perhaps}, timeout_seconds=0.05)
+
+
+def test_another_engine_at_the_address_is_not_paused() -> None:
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        for at in range(3):
+            await ask(tokenizer, replica, COMPLETIONS, text(at))
+        assert tokenizer.is_paused(replica.url)
+        tokenizer.forget_endpoint(replica.url)
+        assert not tokenizer.is_paused(replica.url)
+
+    with_tokenizer(check, HUNG, timeout_seconds=0.05)
+
+
 def test_memory_stays_within_its_bound() -> None:
     async def tokens(request: Received) -> None:
         request.answer(json.dumps([{"token_ids": list(range(100))}]).encode())
@@ -273,7 +374,14 @@ def test_no_memory_means_none() -> None:
 
 @pytest.mark.parametrize(
     "extra",
-    [{"documents": [{"text": "x"}]}, {"reasoning_effort": "low"}, {"truncate_prompt_tokens": 4}, {"some_new_field": 1}],
+    [
+        {"documents": [{"text": "x"}]},
+        {"reasoning_effort": "low"},
+        {"truncate_prompt_tokens": 4},
+        {"some_new_field": 1},
+        {"tools": [{}], "tool_choice": "none"},
+        {"kv_transfer_params": {"prompt_token_ids": [1]}},
+    ],
 )
 def test_what_tokenize_cannot_be_told_is_not_tokenised(extra: dict[str, Any]) -> None:
     """Its ids would be those of another prompt; without any, the request is routed by load, and nothing is promised."""
@@ -281,9 +389,49 @@ def test_what_tokenize_cannot_be_told_is_not_tokenised(extra: dict[str, Any]) ->
     async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
         assert await ask(tokenizer, replica, CHAT, {**TALK, **extra}) == []
         assert "/tokenize" not in asked(replica)
+        assert dict(tokenizer.counters) == {"untellable": 1}, "it has not failed: nobody was asked"
         assert await ask(tokenizer, replica, CHAT, {**TALK, "temperature": 0.5, "documents": None}) == [[9]]
 
     with_tokenizer(check, {"/tokenize": b'{"tokens":[9]}'})
+
+
+NAMED_TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"tools": [NAMED_TOOL], "tool_choice": "auto"},
+        {"tools": [NAMED_TOOL], "tool_choice": "required"},
+        {"tools": [NAMED_TOOL], "tool_choice": NAMED_TOOL},
+        {"tool_choice": "none"},
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"json": {}}, "guided_json": {}},
+        {"parallel_tool_calls": False, "include_reasoning": True, "service_tier": "auto"},
+        {"skip_special_tokens": True, "return_token_ids": True, "echo": False, "bad_words": ["x"]},
+    ],
+    ids=str,
+)
+def test_what_only_shapes_the_answer_need_not_be_told(extra: dict[str, Any]) -> None:
+    """Nearly every request of agents has one of these; the engine's own prompt is the same without them."""
+
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        assert await ask(tokenizer, replica, CHAT, {**TALK, **extra}) == [[9]]
+        assert json.loads(replica.questions[-1].body).keys() == {"model", "messages", *(extra.keys() & {"tools"})}
+        assert dict(tokenizer.counters) == {"asked": 1}
+
+    with_tokenizer(check, {"/tokenize": b'{"tokens":[9]}'})
+
+
+@pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"response_format": {"type": "json_object"}}])
+def test_what_some_templates_write_into_the_prompt_is_another_question_where_it_is_rendered(
+    fields: dict[str, Any],
+) -> None:
+    async def check(tokenizer: Tokenizer, replica: Upstream) -> None:
+        await ask(tokenizer, replica, CHAT, TALK)
+        await ask(tokenizer, replica, CHAT, {**TALK, **fields})
+        assert asked(replica) == [f"{CHAT}/render"] * 2
+
+    with_tokenizer(check, {f"{CHAT}/render": b'{"token_ids":[7]}'})
 
 
 def test_images_are_not_tokenised_by_tokenize() -> None:

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +56,15 @@ def test_a_draw_always_picks_someone(count: int, draw: float) -> None:
 def test_the_lowest_cost_wins_and_equal_costs_are_drawn_for() -> None:
     tied = [candidate("a", flight=1), candidate("b", flight=2), candidate("c", flight=1)]
     assert [lowest(tied, lambda each: each.in_flight, draw).replica for draw in (0.0, 0.49, 0.5, 0.99)] == list("aacc")
+
+
+def test_where_a_prompt_leans_decides_between_equals_and_nothing_else() -> None:
+    leaning = [
+        msgspec.structs.replace(candidate(name, flight=flight), lean=lean)
+        for name, flight, lean in (("a", 1, 7), ("b", 2, 9), ("c", 1, 8))
+    ]
+    for order in (leaning, leaning[::-1]):
+        assert {lowest(order, lambda each: each.in_flight, draw).replica for draw in (0.0, 0.49, 0.5, 0.99)} == {"c"}
 
 
 def test_the_policies_of_the_documentation_exist() -> None:

@@ -27,11 +27,12 @@ class FakePublisher:
         host: str = "127.0.0.1",
         dials: str | None = None,
         keeps: int | None = None,
+        end: Sequence[bytes] | None = None,
     ) -> None:
         """``drops``: per replay, the sequences that get lost; ``drops_end``: so many first replays have no end marker.
 
         ``pause`` is in seconds, before each batch of a replay. ``dials``: where it connects to instead of listening.
-        ``keeps``: how many of the last batches it can replay; all when None.
+        ``keeps``: how many of the last batches it can replay; all when None. ``end``: the frames of its end marker.
         """
         self.topic = topic
         self.asked: list[int] = []
@@ -43,6 +44,7 @@ class FakePublisher:
         self._host = host
         self._dials = dials
         self._keeps = keeps
+        self._end = end
         self._ports: dict[int, int] = {}
         self._kinds = [zmq.PUB, zmq.ROUTER] if has_replay else [zmq.PUB]
         self.start()
@@ -126,4 +128,4 @@ class FakePublisher:
         if self._drops_end:
             self._drops_end -= 1
         else:
-            router.send_multipart([identity, b"", *([b""] if topic else []), END, b""])
+            router.send_multipart([identity, b"", *(self._end or ([b""] if topic else []) + [END, b""])])

@@ -5,6 +5,7 @@ import os
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from indexer.sources import subscription, vllm
@@ -12,6 +13,7 @@ from indexer.sources.vllm import EventReader, Publisher
 from indexer.stream import Lost, Position
 from indexer.wire import digest_of
 from tests.indexer.samples import CLEARED_ARRAY, payload, stored_map
+from tests.indexer.sources.publisher import END
 from tests.indexer.sources.reading import SETTINGS, A, B, Received, Start, batch, is_settled, subscribe, until
 
 # The common way -------------------------------------------------------------------------------------------------------
@@ -313,6 +315,64 @@ def test_what_comes_live_is_heard_whatever_the_engine_has_told(start: Start, rea
     reader.add(Publisher(A, publisher.events, publisher.replay, "kv-events", told_topic="other"))
     until(reader, lambda status: status.is_connected and not status.is_replaying)
     publisher.publish(batch(0.0))
+    assert until(reader, is_settled).problem == ""
+
+
+def test_an_end_marker_without_a_payload_ends_a_replay(start: Start, received: Received) -> None:
+    settings = msgspec.structs.replace(SETTINGS, replay_timeout=60.0)  # which must not be what ends it
+    reader = EventReader(received.deliver, settings)
+    try:
+        publisher = start(has_topic_in_replay=False, end=[END])
+        publisher.publish(batch(0.0))
+        subscribe(reader, publisher)
+        received.wait_for(A, 0.0)
+        assert until(reader, is_settled).counters["malformed_messages"] == 0
+    finally:
+        reader.close()
+
+
+def of_rank(time: float, rank: int | None) -> bytes:
+    return payload(stored_map([1]), timestamp=time, rank=rank)
+
+
+def test_batches_of_another_rank_are_told_and_put_all_of_it_in_doubt(
+    start: Start, reader: EventReader, received: Received, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher = start()
+    reader.add(Publisher(A, publisher.events, publisher.replay, ranks=(2,)))
+    assert until(reader, is_settled).problem == ""
+    for at, rank in enumerate((2, None, 5, 2, 0)):
+        publisher.publish(of_rank(float(at), rank))
+    received.wait_for(A, 0.0, 1.0, 2.0, 3.0, 4.0)
+    told = f"its events are those of rank 5, and it is rank 2: is {publisher.events} another rank's, or do several share it?"
+    status = until(reader, lambda status: not status.is_complete)
+    assert (status.is_connected, status.problem) == (True, told)
+    assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [f"A: {told}"]
+
+
+def test_another_rank_is_forgiven_to_whoever_connects_anew(
+    start: Start, reader: EventReader, received: Received
+) -> None:
+    publisher = start()
+    reader.add(Publisher(A, publisher.events, publisher.replay, ranks=(2,)))
+    until(reader, is_settled)
+    publisher.publish(of_rank(0.0, 5))
+    until(reader, lambda status: status.problem != "")
+    publisher.stop()
+    publisher.start()
+    publisher.publish(of_rank(1.0, 2))
+    received.wait_for(A, 1.0)
+    assert until(reader, is_settled).problem == ""
+
+
+@pytest.mark.parametrize(("ranks", "said"), [(None, 7), ((0,), 0), ((3,), 3), ((3,), None), ((3, 0), 0)])
+def test_batches_may_name_the_rank_or_none(
+    start: Start, reader: EventReader, received: Received, ranks: tuple[int, ...] | None, said: int | None
+) -> None:
+    publisher = start()
+    reader.add(Publisher(A, publisher.events, publisher.replay, ranks=ranks))
+    publisher.publish(of_rank(0.0, said))
+    received.wait_for(A, 0.0)
     assert until(reader, is_settled).problem == ""
 
 

@@ -8,12 +8,13 @@ import aiohttp
 import msgspec
 import pytest
 
+from balancer.facts import replica_id
 from balancer.fleet import Status
 from balancer.knowledge import Knowledge
 from balancer.silence import SILENT_AFTER
 from indexer.index import ReplicaId
 from simulations.demo import free_ports
-from simulations.fake_engine import FakeEngine
+from simulations.fake_engine import FakeEngine, running
 from tests.indexer.sources.publisher import FakePublisher
 from tests.support.engines import MODEL, Fleet, config, fleet
 from tests.support.gateways import gateway, get, post, split
@@ -311,5 +312,25 @@ def test_a_publisher_that_connects_is_followed() -> None:
                     assert standings[live.replica.id].is_connected
         finally:
             publisher.stop()
+
+    run(check())
+
+
+def test_a_replica_that_follows_another_ranks_events_is_not_believed() -> None:
+    """The settings name the address of rank 1 for rank 0: what one of them has cached would be looked for at the other."""
+
+    async def check() -> None:
+        async with (
+            running(config(data_parallel_size=2)) as engine,
+            gateway([{"url": engine.url, "events": engine.events(1), "replay": engine.replay(1)}]) as front,
+            aiohttp.ClientSession() as client,
+        ):
+            caches, first = front.service.router.caches, replica_id(engine.url, 0, 2)
+            await eventually(lambda: caches._standings[first].is_connected)
+            over = Fleet([engine], front, client)
+            for at in range(4):
+                await over.complete([300 + at] * 70)
+            await eventually(lambda: "rank 1, and it is rank 0" in caches.view(first, 0.0).reason)
+            assert caches.view(first, 0.0).state is Knowledge.PARTIAL
 
     run(check())

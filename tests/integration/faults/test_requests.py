@@ -2,14 +2,18 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 
 import aiohttp
 import pytest
 
+from balancer.audit import Cause
 from balancer.core import Knowledge
+from simulations.fake import tokenizer
 from simulations.fake_engine import running
 from tests.support.engines import MODEL, Fleet, config, fleet
 from tests.support.gateways import close, gateway, post, split
+from tests.support.upstream import Received, upstream
 from tests.support.waiting import eventually, run
 
 IDS = list(range(300, 370))  # 70 tokens: four blocks of 16, and 6 more
@@ -58,6 +62,49 @@ def test_rendered_chats_sent_as_tokens_find_what_the_chat_has_left() -> None:
     run(check())
 
 
+def test_a_template_that_writes_the_date_costs_the_index_nothing_at_midnight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was rendered before is computed after: predicted too high, and no more than that."""
+    day = ["mon"]
+    render = tokenizer.Tokenizer.render_chat
+
+    def dated(self: tokenizer.Tokenizer, messages: Sequence[tuple[str, str]], *, is_open: bool = True) -> list[int]:
+        return render(self, [("system", f"today is {day[0]} "), *messages], is_open=is_open)
+
+    monkeypatch.setattr(tokenizer.Tokenizer, "render_chat", dated)
+    talks = [
+        [
+            {"role": "system", "content": "be brief and be kind to all of them. " * 12},
+            {"role": "user", "content": word * 30},
+        ]
+        for word in ("one ", "two ", "six ", "ten ")
+    ]
+
+    async def check() -> None:
+        async with fleet(config()) as over:
+
+            async def ask() -> list[tuple[int, int]]:
+                asked = []
+                for messages in talks:
+                    headers, body = await over.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
+                    cached = json.loads(body)["usage"]["prompt_tokens_details"]["cached_tokens"]
+                    asked.append((int(headers["x-kvlb-cached-tokens"]), cached))
+                    await over.settle()
+                return asked
+
+            await ask()
+            caches = over.router.caches
+            for day[0] in ("tue", "wed"):
+                assert all(predicted > actual for predicted, actual in await ask())
+                await eventually(lambda: not caches.healer._doubts)
+            assert over.mirrors()
+            assert caches.healer.corrections.total() == 0
+            assert {each.cause for each in caches.audit.differences} == {Cause.WORKLOAD}
+            (live,) = over.router.fleet
+            assert caches.view(live.replica.id, 0.0).state is Knowledge.EXACT
+
+    run(check())
+
+
 @pytest.mark.parametrize("salt", ["", "x" * 129, "a@b", "a/b", "a\\b", "a\0b"])
 def test_a_salt_that_engines_refuse_is_theirs_to_refuse(salt: str) -> None:
     async def check() -> None:
@@ -69,13 +116,56 @@ def test_a_salt_that_engines_refuse_is_theirs_to_refuse(salt: str) -> None:
             writer.write(post("/v1/completions", body.encode()))
             direct = split(await reader.read())
             await close(writer)
-            assert through[0] == direct[0]
+            assert through[0] == direct[0] == "HTTP/1.1 400 Bad Request"
             assert over.front.is_idle()
 
     run(check())
 
 
-def test_after_a_gateways_restart_repeats_stay_where_they_are_although_nothing_can_be_replayed() -> None:
+@pytest.mark.parametrize("huge", [2**32, 2**63, 2**64, 10**30, -1])
+def test_ids_that_no_vocabulary_has_are_the_engines_to_refuse(huge: int) -> None:
+    async def check() -> None:
+        async with fleet(config()) as over:
+            body = json.dumps(
+                {"model": MODEL, "token_ids": [huge] * 300, "sampling_params": {"max_tokens": 1}}
+            ).encode()
+            through = split(await over.front.exchange(post("/inference/v1/generate", body)))
+            assert through[0] == "HTTP/1.1 400 Bad Request"
+            assert str(huge) in json.loads(through[2])["error"]["message"], "the engine's own words"
+            assert over.front.is_idle()
+
+    run(check())
+
+
+def test_two_pictures_in_the_same_text_are_two_prompts() -> None:
+    """Their placeholders are the same ids: only what an engine calls them tells them apart, from where they lie."""
+
+    async def render(request: Received) -> None:
+        url = json.loads(request.body)["messages"][0]["content"][1]["image_url"]["url"]
+        features = {"mm_hashes": {"image": [url]}, "mm_placeholders": {"image": [{"offset": 22, "length": 30}]}}
+        request.answer(json.dumps({"token_ids": [7] * 70, "features": features}).encode())
+
+    async def check() -> None:
+        paths = {"/v1/chat/completions/render": render}
+        async with upstream(paths=paths) as one, upstream(paths=paths) as two, gateway([one.url, two.url]) as front:
+
+            async def ask(picture: str) -> tuple[str, int]:
+                parts = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": picture}}]
+                body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": parts}]}).encode()
+                _, headers, _ = split(await front.exchange(post("/v1/chat/completions", body)))
+                told = {name.lower(): value for name, value in headers}
+                return told["x-kvlb-replica"], int(told["x-kvlb-cached-tokens"])
+
+            home, predicted = await ask("http://pictures/cat.png")
+            assert predicted == 0
+            assert await ask("http://pictures/dog.png") == (home, 20), "the text before it, in blocks of 4"
+            for picture in ("cat", "dog"):
+                assert await ask(f"http://pictures/{picture}.png") == (home, 68)
+
+    run(check())
+
+
+def test_after_a_gateways_restart_a_prompt_that_was_sent_again_stays_there_although_nothing_can_be_replayed() -> None:
     """The engines are warm and announce nothing again: what is unknown is not taken for a certain miss for ever."""
 
     async def check() -> None:
@@ -98,5 +188,26 @@ def test_after_a_gateways_restart_repeats_stay_where_they_are_although_nothing_c
                 again = [await over.complete(prompt) for prompt in prompts]
                 assert [home for home, _, _ in again] == homes
                 assert [(predicted, actual) for _, predicted, actual in again] == [(64, 64)] * len(prompts)
+
+    run(check())
+
+
+def test_after_a_gateways_restart_prompts_are_sent_to_where_they_lie_although_nobody_tells() -> None:
+    """Where a prompt that nobody holds goes among equals is not chance: a gateway that knows nothing chooses alike."""
+
+    async def check() -> None:
+        prompts = [[at + 300] * 300 for at in range(12)]
+        quiet = config(replay_port=None)
+        async with running(quiet) as one, running(quiet) as two, aiohttp.ClientSession() as client:
+            homes = []
+            for urls in ([one.url, two.url], [two.url, one.url]):
+                async with gateway(urls) as front:
+                    over = Fleet([one, two], front, client)
+                    await eventually(
+                        lambda: sum(each.is_connected for each in front.service.publishers().values()) == 2
+                    )
+                    homes.append([(await over.complete(prompt)) for prompt in prompts])
+            assert [home for home, _, _ in homes[1]] == [home for home, _, _ in homes[0]]
+            assert [actual for _, _, actual in homes[1]] == [288] * len(prompts)
 
     run(check())
