@@ -22,7 +22,7 @@ def run(coroutine: Coroutine[Any, Any, T], seconds: float = 30) -> T:
     return asyncio.run(limited())
 
 
-async def eventually(condition: Callable[[], object], seconds: float = 5) -> None:
+async def eventually(condition: Callable[[], object], seconds: float = 15) -> None:
     """Return as soon as ``condition()`` is true.
 
     Raises:
