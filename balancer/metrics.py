@@ -8,23 +8,19 @@ import time
 from collections.abc import Iterable
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from balancer.admission import Urgency
 from balancer.audit import ERROR_BOUNDS
-from balancer.core import Decision, Outcome
-from balancer.errors import RateLimited, RequestError
 from balancer.fleet import Status
 from balancer.index_metrics import IndexCollector
 from balancer.observer import Observer
+from balancer.request_counts import SECONDS, RequestCounts
 from balancer.request_metrics import RequestCollector
 from balancer.service import RouterService
-from indexer.index import ReplicaId
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody here reads
-
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 POSITIONS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 
@@ -32,47 +28,11 @@ POSITIONS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 class Metrics:
     """All metrics of one gateway process."""
 
-    def __init__(self, service: RouterService, observer: Observer) -> None:
+    def __init__(self, service: RouterService, observer: Observer, counts: RequestCounts | None = None) -> None:
         self._service = service
-        self._told_of: set[tuple[str, ReplicaId]] = set()
         self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "kvlb_requests",
-            "Attempts at a replica, by how they ended (ok, error, cancelled, unreachable).",
-            ["model", "path", "outcome"],
-            registry=self._registry,
-        )
-        self._refused = Counter(
-            "kvlb_refused_requests",
-            "Requests that kvlb answered itself with an error, by status.",
-            ["path", "status"],
-            registry=self._registry,
-        )
-        self._first_byte = Histogram(
-            "kvlb_time_to_first_byte_seconds",
-            "From the request's arrival to the first byte of the answer's body.",
-            ["model"],
-            buckets=SECONDS,
-            registry=self._registry,
-        )
-        self._prompt_tokens = Counter(
-            "kvlb_routed_prompt_tokens",
-            "Prompt tokens of routed requests whose tokens are known.",
-            ["model", "replica"],
-            registry=self._registry,
-        )
-        self._cached_tokens = Counter(
-            "kvlb_routed_cached_tokens",
-            "Of these, tokens that the chosen replica was predicted to hold.",
-            ["model", "replica"],
-            registry=self._registry,
-        )
-        self._limited = Counter(
-            "kvlb_limited_requests",
-            "Requests that were refused because a key or a tenant has had its share, by limit.",
-            ["limit"],
-            registry=self._registry,
-        )
+        self.counts = counts or RequestCounts()
+        """Tell it of every request."""
         self._ahead = Histogram(
             "kvlb_admission_position",
             "Of each request that had to wait: how many of its class were waiting when it came.",
@@ -90,41 +50,13 @@ class Metrics:
         service.waiting.on_entry = lambda ticket: self._ahead.labels(ticket.claim.urgency).observe(ticket.ahead)
         service.waiting.on_end = lambda end: self._waited.labels(end.urgency, end.outcome).observe(end.seconds)
         self._registry.register(_RouterCollector(service))
-        self._registry.register(RequestCollector(observer))
-        # What labels() would look up at a higher price, for every request:
-        self._ended: dict[tuple[str, str, Outcome], Counter] = {}
-        self._first_bytes: dict[str, Histogram] = {}
-
-    def finished(self, model: str, path: str, decision: Decision, outcome: Outcome) -> None:
-        """An attempt at a replica has ended."""
-        ended = self._ended.get((model, path, outcome))
-        if ended is None:
-            ended = self._ended[model, path, outcome] = self._requests.labels(model, path, outcome)
-        ended.inc()
-        if decision.knows_tokens and outcome is not Outcome.UNREACHABLE:
-            self._told_of.add((model, decision.replica.id))
-            self._prompt_tokens.labels(model, decision.replica.id).inc(decision.prompt_tokens)
-            self._cached_tokens.labels(model, decision.replica.id).inc(decision.cached_tokens)
-
-    def refused(self, path: str, error: RequestError) -> None:
-        """A request was answered with an error of our own."""
-        self._refused.labels(path, str(error.status)).inc()
-        if isinstance(error, RateLimited):
-            self._limited.labels(error.limit).inc()
-
-    def first_byte(self, model: str, seconds: float) -> None:
-        observed = self._first_bytes.get(model)
-        if observed is None:
-            observed = self._first_bytes[model] = self._first_byte.labels(model)
-        observed.observe(seconds)
+        self._registry.register(RequestCollector(observer, self.counts))
 
     def page(self) -> bytes:
         """The text of ``GET /metrics``. Nothing is told of replicas that are gone: they may be thousands in the end."""
-        gone = [each for each in self._told_of if self._service.router.fleet.get(each[1]) is None]
-        for model, replica in gone:
-            self._told_of.discard((model, replica))
-            self._prompt_tokens.remove(model, replica)
-            self._cached_tokens.remove(model, replica)
+        fleet = self._service.router.fleet
+        for model, replica in [each for each in self.counts.prompt_tokens if fleet.get(each[1]) is None]:
+            self.counts.forget(model, replica)
         return generate_latest(self._registry)
 
 

@@ -33,6 +33,8 @@ class Observer:
         self.timings = StageTimings()
         self.tracer: Tracer = open_tracer(settings.tracing)
         self.access = open_access_log(settings.log)
+        self.lost_elsewhere = 0
+        """Lines of the access log that other processes could not write."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -47,6 +49,11 @@ class Observer:
         await self.tracer.flush()
         if self.access is not None:
             await self.access.flush()
+
+    @property
+    def lost_lines(self) -> int:
+        """Lines of the access log that could not be written."""
+        return self.lost_elsewhere + (0 if self.access is None else self.access.lost)
 
     def begin(self, request: Request, path: str, request_id: str, reply: Reply) -> Record:
         """A request has come."""

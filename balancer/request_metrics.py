@@ -9,19 +9,72 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 
 from balancer.observer import Observer
+from balancer.request_counts import RequestCounts
 from balancer.stages import Stage
 
 
 class RequestCollector(Collector):
     """Looks up, at the moment of reading, what has been counted."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, counts: RequestCounts) -> None:
         self._observer = observer
+        self._counts = counts
 
     def collect(self) -> Iterable[Metric]:
+        yield from self._requests()
+        yield from self._stages()
+
+    def _requests(self) -> Iterable[Metric]:
+        counts = self._counts
+        attempts = CounterMetricFamily(
+            "kvlb_requests",
+            "Attempts at a replica, by how they ended (ok, error, cancelled, unreachable).",
+            labels=["model", "path", "outcome"],
+        )
+        refused = CounterMetricFamily(
+            "kvlb_refused_requests",
+            "Requests that kvlb answered itself with an error, by status.",
+            labels=["path", "status"],
+        )
+        limited = CounterMetricFamily(
+            "kvlb_limited_requests",
+            "Requests that were refused because a key or a tenant has had its share, by limit.",
+            labels=["limit"],
+        )
+        prompt_tokens = CounterMetricFamily(
+            "kvlb_routed_prompt_tokens",
+            "Prompt tokens of routed requests whose tokens are known.",
+            labels=["model", "replica"],
+        )
+        cached_tokens = CounterMetricFamily(
+            "kvlb_routed_cached_tokens",
+            "Of these, tokens that the chosen replica was predicted to hold.",
+            labels=["model", "replica"],
+        )
+        first_bytes = HistogramMetricFamily(
+            "kvlb_time_to_first_byte_seconds",
+            "From the request's arrival to the first byte of the answer's body.",
+            labels=["model"],
+        )
+        for family, values in (
+            (attempts, counts.attempts),
+            (refused, counts.refusals),
+            (prompt_tokens, counts.prompt_tokens),
+            (cached_tokens, counts.cached_tokens),
+        ):
+            for labels, value in values.items():
+                family.add_metric(labels, value)
+        for limit, value in counts.limited.items():
+            limited.add_metric([limit], value)
+        for model, observed in counts.first_bytes.items():
+            first_bytes.add_metric([model], observed.buckets(), observed.sum)
+        return [attempts, refused, limited, prompt_tokens, cached_tokens, first_bytes]
+
+    def _stages(self) -> Iterable[Metric]:
         stages = HistogramMetricFamily(
             "kvlb_stage_seconds",
-            "How long each stage of a request took: read, tokenize, queue, hash, match, choose, connect, first_byte, stream.",
+            "How long each stage of a request took: read, tokenize, queue, hash, match, choose, ask, connect, first_byte, "
+            "stream.",
             labels=["stage"],
         )
         for stage in Stage:
@@ -34,10 +87,9 @@ class RequestCollector(Collector):
         )
         for result, count in self._observer.tracer.counts.items():
             traced.add_metric([result], count)
-        access = self._observer.access
         lost = CounterMetricFamily(
             "kvlb_access_log_lost_lines",
             "Lines of the access log that could not be written.",
-            0 if access is None else access.lost,
+            self._observer.lost_lines,
         )
         return [stages, traced, lost]

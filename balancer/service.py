@@ -16,6 +16,7 @@ from typing import Final
 
 import aiohttp
 
+from balancer import offers
 from balancer.admission import ANYONE, Claim
 from balancer.caches import Renew, Resync
 from balancer.care import Care
@@ -24,17 +25,18 @@ from balancer.decision_file import open_decision_file
 from balancer.decisions import NOBODY, DecisionLog, Origin
 from balancer.discovery import base as discovery
 from balancer.discovery.follower import Follower
-from balancer.errors import BadRequest, NoReplica, UnknownModel
+from balancer.errors import NoReplica, UnknownModel
 from balancer.facts import Described, merge_listings
 from balancer.feed import EventFeed
 from balancer.fleet import Drain, LiveReplica, Status
 from balancer.handover import Handover
 from balancer.hashes import PromptHashes
 from balancer.health import Watcher
-from balancer.limits import Limiter
+from balancer.limits import Limiter, Permit
 from balancer.news import News
 from balancer.policies.base import make
 from balancer.pulse import Order, Pulse, Pulses
+from balancer.retries import Retries
 from balancer.router import Router
 from balancer.settings import DiscoverySettings, ReplicaSettings, Settings
 from balancer.signals import Sign
@@ -42,6 +44,7 @@ from balancer.silence import SILENT_AFTER, Silence, likely_causes
 from balancer.stages import UNTIMED, Stages
 from balancer.stalls import Answer
 from balancer.targets import Targets
+from balancer.tenants import Caller
 from balancer.tokens import Tokenizer
 from balancer.upstream import open_session
 from balancer.waiting import Waiting
@@ -135,6 +138,22 @@ class RouterService:
 
     # The calls of a request
 
+    async def enter(self, caller: Caller, now: float) -> Permit:
+        """A request of this caller begins; whoever got its permit leaves with it.
+
+        Raises:
+            RateLimited: the caller has had its share.
+        """
+        return self.limiter.enter(caller.name, caller.tenant, caller.rates, now)
+
+    async def spend(self, permit: Permit, tokens: int, now: float) -> None:
+        """The request's prompts have so many tokens.
+
+        Raises:
+            RateLimited: that is more than may be spent now.
+        """
+        permit.spend(tokens, now)
+
     async def route(self, request: RouteRequest, origin: Origin = NOBODY, claim: Claim = ANYONE) -> Decision:
         """Choose a replica for the request; where all are saturated, it waits for its turn.
 
@@ -143,7 +162,21 @@ class RouterService:
             NoReplica: none that serves it can take a request now, or some have not answered since the start.
             Saturated: none has had a place for it in time, or too many wait for one.
         """
-        decision = await self.waiting.decision(request, claim)
+        decision = self.route_at_once(request, origin)
+        return (
+            decision if decision is not None else self._sent(await self.waiting.turn(request, claim), request, origin)
+        )
+
+    def route_at_once(self, request: RouteRequest, origin: Origin = NOBODY) -> Decision | None:
+        """As ``route``, but None where the request has to wait for its turn.
+
+        Raises:
+            UnknownModel, NoReplica, Saturated: as ``route``.
+        """
+        decision = self.waiting.at_once(request)
+        return None if decision is None else self._sent(decision, request, origin)
+
+    def _sent(self, decision: Decision, request: RouteRequest, origin: Origin) -> Decision:
         self.decisions.opened(decision, request.model, origin, time.time())
         if decision.replica.id in self._publishers:
             recipe = self.router.caches.recognitions[decision.replica.id].recipe
@@ -195,6 +228,10 @@ class RouterService:
     async def release(
         self, lease: int, outcome: Outcome, truth: Truth | None = None, failure: Failure | None = None
     ) -> None:
+        self.ended(lease, outcome, truth, failure)
+
+    def ended(self, lease: int, outcome: Outcome, truth: Truth | None = None, failure: Failure | None = None) -> None:
+        """The request has ended: ``release``, for who cannot wait."""
         self._give_back(lease, outcome, truth, failure)
         self.care.stalls.ended(lease, is_good=outcome is Outcome.OK)
         silent = self.silence.ended(lease, is_good=outcome is Outcome.OK, truth=truth)
@@ -221,6 +258,15 @@ class RouterService:
         return PromptHashes(tokens, salt, self.memory, media, stages)
 
     # What is known
+
+    @property
+    def retries(self) -> Retries:
+        """Judges what has failed, and keeps the budget."""
+        return self.care.retries
+
+    @property
+    def open_leases(self) -> int:
+        return self.router.fleet.open_leases
 
     @property
     def is_ready(self) -> bool:
@@ -253,18 +299,11 @@ class RouterService:
             BadRequest: there are several.
             NoReplica: no endpoint has answered yet.
         """
-        adapters = {adapter.name for live in self.router.fleet for adapter in live.replica.adapters}
-        base = [model for model in self.router.fleet.models() if model not in adapters and is_allowed(model)]
-        if not base:
-            raise NoReplica("no replica has answered yet, and the request names no model", retry_after=5)
-        if len(base) > 1:
-            raise BadRequest(f"model: missing; it must be one of: {', '.join(base)}", param="model")
-        return base[0]
+        return offers.default_model(self.router.fleet, is_allowed)
 
     def max_model_len(self, model: str) -> int | None:
         """The longest sequence that any replica of the model takes, in tokens; None where one does not say."""
-        lengths = [live.replica.max_model_len for live in self.router.fleet.serving(model)]
-        return None if None in lengths else max((each for each in lengths if each is not None), default=None)
+        return offers.max_model_len(self.router.fleet, model)
 
     def models(self) -> list[dict[str, object]]:
         """``/v1/models`` of the whole fleet."""
@@ -272,14 +311,11 @@ class RouterService:
 
     def tokenizing_endpoint(self, model: str) -> str | None:
         """The least busy endpoint that serves the model, of those that answer in time if any does."""
-        available = [live for live in self.router.fleet.serving(model) if live.is_available()]
-        is_paused = self.tokenizer.is_paused
-        best = min(
-            available,
-            key=lambda live: (is_paused(live.replica.endpoint), live.in_flight, random.random()),
-            default=None,
-        )
-        return None if best is None else best.replica.endpoint
+        return offers.tokenizing_endpoint(self.router.fleet, model, self.tokenizer.is_paused, random.random)
+
+    def behind(self, endpoint: str) -> frozenset[ReplicaId]:
+        """The replicas of one endpoint, available or not."""
+        return frozenset([live.replica.id for live in self.router.fleet.behind(endpoint)])
 
     def publishers(self) -> dict[ReplicaId, PublisherStatus]:
         """The state of every event subscription."""

@@ -4,7 +4,7 @@ Knows the parts and their order. Never knows a clock: whoever makes a ``Stages``
 that the core can say what has ended without knowing when. Between calls: laps follow each other without a gap.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -20,6 +20,7 @@ class Stage(StrEnum):
     HASH = "hash"  # within the match: as far as the index asks for hashes
     MATCH = "match"  # asking the index, without the hashing
     CHOOSE = "choose"  # the policy's
+    ASK = "ask"  # where the brain is another process: the way there and back
     CONNECT = "connect"  # next to nothing where a connection was kept
     FIRST_BYTE = "first_byte"  # of output: the replica's queue and its prefill
     STREAM = "stream"  # the rest of the answer
@@ -57,6 +58,16 @@ class Stages:
         self.laps.append(Lap(stage, self._last, now))
         self._last = now
 
+    def passed_elsewhere(self, stage: Stage, others: Mapping[Stage, int]) -> None:
+        """As ``passed``; so many nanoseconds of it, here the last ones, somebody else has spent on other stages."""
+        now = self._clock()
+        at = max(self._last, now - sum(others.values()))
+        self.laps.append(Lap(stage, self._last, at))
+        for other, ns in others.items():
+            begin, at = at, min(now, at + ns)
+            self.laps.append(Lap(other, begin, at))
+        self._last = now
+
     def hashed(self, begin: int) -> None:
         """Hashes were made since ``begin``, in the midst of a match."""
         self._hashed += self._clock() - begin
@@ -82,6 +93,9 @@ class _Untimed(Stages):
         super().__init__(int)
 
     def passed(self, stage: Stage) -> None:
+        pass
+
+    def passed_elsewhere(self, stage: Stage, others: Mapping[Stage, int]) -> None:
         pass
 
     def hashed(self, begin: int) -> None:

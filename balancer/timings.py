@@ -8,6 +8,8 @@ from bisect import bisect_left
 from itertools import accumulate
 from typing import Final
 
+import msgspec
+
 from balancer.stages import Stage, Stages
 
 BOUNDS: Final = (
@@ -16,6 +18,13 @@ BOUNDS: Final = (
 """Seconds; from the choice of a policy to the queue of an engine that has too much to do."""
 
 _BOUNDS_NS: Final = [int(bound * 1e9) for bound in BOUNDS]
+
+
+class Timed(msgspec.Struct):
+    """What was counted of those stages that there were: by range of time, and nanoseconds in all."""
+
+    counts: dict[Stage, list[int]] = {}
+    sums: dict[Stage, int] = {}
 
 
 class StageTimings:
@@ -33,6 +42,20 @@ class StageTimings:
         for stage, ns in stages.spent().items():
             self._counts[stage][bisect_left(_BOUNDS_NS, ns)] += 1
             self._sums[stage] += ns
+
+    def take(self) -> Timed:
+        """All that was counted since the last time; it is counted here no more."""
+        counts = {stage: counts for stage, counts in self._counts.items() if any(counts)}
+        taken = Timed(counts, {stage: self._sums[stage] for stage in counts})
+        for stage in counts:
+            self._counts[stage], self._sums[stage] = [0] * (len(BOUNDS) + 1), 0
+        return taken
+
+    def add_all(self, timed: Timed) -> None:
+        """Another process has counted this."""
+        for stage, counts in timed.counts.items():
+            self._counts[stage] = [mine + each for mine, each in zip(self._counts[stage], counts, strict=True)]
+            self._sums[stage] += timed.sums[stage]
 
     def buckets(self, stage: Stage) -> list[tuple[str, float]]:
         """(upper bound in seconds, requests that took no longer), as Prometheus wants them."""

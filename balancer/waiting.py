@@ -70,13 +70,31 @@ class Waiting:
             Saturated: there is none in time, or too many wait for one.
             RequestError: whatever else ``decide`` says.
         """
+        decision = self.at_once(request)
+        return decision if decision is not None else await self.turn(request, claim)
+
+    def at_once(self, request: RouteRequest) -> Decision | None:
+        """Where the request goes, or None where it has to wait for its ``turn``.
+
+        Raises:
+            RequestError: whatever ``decide`` says.
+        """
         self.look()
         try:
             return self._decide(request)
         except (Saturated, Contended):
             if not self._is_on:
                 raise
-            waiter = self._enter(request, claim)
+            return None
+
+    async def turn(self, request: RouteRequest, claim: Claim) -> Decision:
+        """Where a request goes that has to wait, once it has waited.
+
+        Raises:
+            Saturated: there is no place in time, or too many wait for one.
+            RequestError: whatever else ``decide`` says.
+        """
+        waiter = self._enter(request, claim)
         now = time.monotonic()
         until = min(claim.deadline, now + self._seconds)
         timer = asyncio.get_running_loop().call_later(until - now, self._expire, waiter)

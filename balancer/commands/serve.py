@@ -24,21 +24,17 @@ from balancer.commands.listening import add_log_flags, bind, url_of
 from balancer.commands.loop import StopSignals, run_loop
 from balancer.errors import BalancerError, ConfigError
 from balancer.gateway.access import Access
-from balancer.gateway.app import build_app
-from balancer.gateway.front import Front
-from balancer.gateway.proxy import Proxy
-from balancer.gateway.refusals import refuse
-from balancer.http.client import UNIX, HttpClient
-from balancer.http.server import HttpServer, ServerLimits
-from balancer.key_source import Watched, kept_fresh, read_keys, read_salts
+from balancer.gateway.app import control_runner
+from balancer.gateway.serving import FrontServer, sources
+from balancer.http.client import UNIX
+from balancer.key_source import kept_fresh, read_keys, read_salts
 from balancer.logs import begin_logging
 from balancer.metrics import Metrics
 from balancer.observer import Observer
 from balancer.policies.base import names
 from balancer.service import RouterService
 from balancer.settings import DiscoverySettings, LogSettings, Settings, SnapshotSettings
-from balancer.tls import ServerTls, replica_context, server_tls
-from balancer.upstream import KEEPALIVE_SECONDS
+from balancer.tls import replica_context, server_tls
 from balancer.words import counted
 
 log = logging.getLogger(__name__)
@@ -206,67 +202,22 @@ async def running(settings: Settings, stop: StopSignals | None = None) -> AsyncI
         observer = Observer(settings)
         metrics = Metrics(service, observer)
         control = f"{UNIX}{private}/control"
-        runner = web.AppRunner(
-            build_app(service, metrics, access),
-            handler_cancellation=True,
-            auto_decompress=False,  # gateway.body does it, within the limit and with an answer for what it cannot read
-            shutdown_timeout=10,
-            access_log=None,
-        )
+        runner = control_runner(service, metrics, access)
         await service.start()
         observer.start()
-        client = HttpClient(KEEPALIVE_SECONDS, upstream_tls)
-        server = HttpServer(
-            Front(Proxy(service, metrics, client, access, observer), client, control, access, settings.cors),
-            refuse,
-            ServerLimits(max_body_bytes=settings.server.max_body_bytes),
-            access.caller,
-        )
+        front = FrontServer(service, metrics.counts, observer, access, control, upstream_tls)
         try:
             await runner.setup()
             await web.UnixSite(runner, control.removeprefix(UNIX)).start()
-            await server.start(listener, tls.context if tls else None)
-            async with kept_fresh(_sources(settings, access, tls)):
+            await front.server.start(listener, tls.context if tls else None)
+            async with kept_fresh(sources(settings, access, tls)):
                 yield service, url_of(listener, is_secure=tls is not None)
         finally:
-            await _drain(service, server, stop)
+            await front.drain(stop)
             await runner.cleanup()
-            await client.close()
+            await front.close()
             await observer.stop()
             await service.stop()
-
-
-def _sources(settings: Settings, access: Access, tls: ServerTls | None) -> list[Watched]:
-    """What is read again when its files change, and on SIGHUP."""
-
-    def reload_keys() -> None:
-        access.keys = read_keys(settings.auth)
-
-    found = []
-    if settings.auth.keys_file is not None:
-        found.append(Watched([settings.auth.keys_file], reload_keys, "auth.keys_file"))
-    if tls is not None:
-        found.append(Watched(tls.paths(), tls.reload, "tls.cert_file"))
-    return found
-
-
-async def _drain(service: RouterService, server: HttpServer, stop: StopSignals | None) -> None:
-    """End what is under way: first nobody new is invited, then nobody is let in, at last everyone is told to go."""
-    settings = service.settings.server
-    was_ready = service.is_ready  # or nobody sends it anything as it is
-    service.is_draining = server.is_draining = True
-    if was_ready and stop is not None and stop.asked.is_set() and not stop.soon.is_set():
-        log.info("stopping: not ready from now on, and closed to new requests in %g s", settings.drain_grace_seconds)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(settings.drain_grace_seconds):
-                await stop.soon.wait()
-    log.info("stopping: %d requests are under way", service.router.fleet.open_leases)
-    ending = asyncio.create_task(server.stop(settings.drain_timeout_seconds))
-    hurry = asyncio.create_task(stop.now.wait() if stop is not None else asyncio.Event().wait())
-    await asyncio.wait([ending, hurry], return_when=asyncio.FIRST_COMPLETED)
-    hurry.cancel()
-    server.abort()
-    await ending
 
 
 command = Command(

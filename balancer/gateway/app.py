@@ -44,6 +44,17 @@ def build_app(service: RouterService, metrics: Metrics, access: Access) -> web.A
     return app
 
 
+def control_runner(service: RouterService, metrics: Metrics, access: Access) -> web.AppRunner:
+    """What serves the application, for ``gateway.front`` alone."""
+    return web.AppRunner(
+        build_app(service, metrics, access),
+        handler_cancellation=True,
+        auto_decompress=False,  # gateway.body does it, within the limit and with an answer for what it cannot read
+        shutdown_timeout=10,
+        access_log=None,
+    )
+
+
 @web.middleware
 async def _translate_errors(request: web.Request, handler: Any) -> web.StreamResponse:
     """Errors of ours and of the framework, in the one shape that clients know."""

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from balancer.admission import Claim
+from balancer.brain import Brain
 from balancer.core import Decision, Failure, Fault, Outcome, RouteRequest, Truth
 from balancer.decisions import Origin
 from balancer.dialects import error_event
@@ -25,12 +26,11 @@ from balancer.http.messages import Head, Outgoing, Request
 from balancer.http.relay import Relay
 from balancer.http.reply import Reply, Source
 from balancer.limits import Permit
-from balancer.metrics import Metrics
 from balancer.observer import Observer
 from balancer.opening import Opening, of_body, of_stream
 from balancer.records import Record
+from balancer.request_counts import RequestCounts
 from balancer.retries import Verdict
-from balancer.service import RouterService
 from balancer.sse import BodyWatch, StreamWatch
 from balancer.stages import Stage
 from balancer.timeouts import Timeouts
@@ -44,8 +44,8 @@ MAX_DIGITS: Final = 9
 class Means(msgspec.Struct, frozen=True):
     """What every attempt works with; ``expose`` says whether clients are told of decisions."""
 
-    service: RouterService
-    metrics: Metrics
+    service: Brain
+    counts: RequestCounts
     client: HttpClient
     observer: Observer
     loop: asyncio.AbstractEventLoop
@@ -141,7 +141,7 @@ class Attempt(Relay):
         replica = self._decision.replica
         gone = frozenset({replica.id})
         if failure.fault.is_of_endpoint:
-            gone |= {live.replica.id for live in self._means.service.router.fleet.behind(replica.endpoint)}
+            gone |= self._means.service.behind(replica.endpoint)
         return msgspec.structs.replace(self._wanted, excluded=self._wanted.excluded | gone)
 
     def _outgoing(self) -> Outgoing:
@@ -166,7 +166,7 @@ class Attempt(Relay):
             asking.permit.charge(unknown + (truth.completion_tokens or 0))
         self._stages.passed(self._awaits)
         self._noted.outcome, self._noted.truth, self._noted.end = self._outcome, truth, self._stages.now()
-        self._means.metrics.finished(self._wanted.model, asking.origin.path, self._decision, self._outcome)
+        self._means.counts.finished(self._wanted.model, asking.origin.path, self._decision, self._outcome)
 
     # The answer as it comes
 
@@ -225,7 +225,7 @@ class Attempt(Relay):
         self._stages.passed(Stage.FIRST_BYTE)
         self._awaits = Stage.STREAM
         means.service.started(self._decision.lease)
-        means.metrics.first_byte(self._wanted.model, means.loop.time() - self._asking.started)
+        means.counts.first_byte(self._wanted.model, means.loop.time() - self._asking.started)
 
     # Its failure
 
@@ -237,7 +237,7 @@ class Attempt(Relay):
     def _may_retry(self, failure: Failure) -> bool:
         service, now = self._means.service, self._means.loop.time()
         has_other = service.can_route(self.without(failure))
-        verdict = service.care.retries.judge(failure, self._number, now, self._asking.deadline, has_other=has_other)
+        verdict = service.retries.judge(failure, self._number, now, self._asking.deadline, has_other=has_other)
         return verdict is Verdict.RETRY
 
     def _judge(self, error: ExchangeFailed) -> None:

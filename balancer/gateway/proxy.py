@@ -8,6 +8,7 @@ import asyncio
 
 from balancer import openai
 from balancer.admission import Claim, Urgency
+from balancer.brain import Brain
 from balancer.decisions import Origin
 from balancer.errors import Contended, NoReplica, RequestError, Saturated
 from balancer.gateway import headers
@@ -20,24 +21,23 @@ from balancer.http.client import HttpClient
 from balancer.http.messages import Request
 from balancer.http.reply import Reply
 from balancer.limits import NO_PERMIT
-from balancer.metrics import Metrics
 from balancer.observer import Observer
-from balancer.service import RouterService
+from balancer.request_counts import RequestCounts
 
 
 class Proxy:
     """Forwards inference requests. Holds no state of its own between them. Make it in a running loop."""
 
     def __init__(
-        self, service: RouterService, metrics: Metrics, client: HttpClient, access: Access, observer: Observer
+        self, service: Brain, counts: RequestCounts, client: HttpClient, access: Access, observer: Observer
     ) -> None:
         self._service = service
-        self._metrics = metrics
+        self._counts = counts
         self._access = access
         self._observer = observer
         self._loop = asyncio.get_running_loop()
         settings = service.settings
-        self._means = Means(service, metrics, client, observer, self._loop, settings.server.expose_decisions)
+        self._means = Means(service, counts, client, observer, self._loop, settings.server.expose_decisions)
         self._timeouts = {path: settings.timeouts.of(path) for path in openai.PATHS}
         self._max_wait = settings.admission.max_wait_seconds
         self._max_body_bytes = settings.server.max_body_bytes
@@ -53,14 +53,14 @@ class Proxy:
             visit = self._access.visit(request.headers)
             caller = visit.caller
             record.tenant = caller.tenant
-            permit = self._service.limiter.enter(caller.name, caller.tenant, caller.rates, started)
+            permit = await self._service.enter(caller, started)
             body = await unpacked(request.body, headers.text(named, b"content-encoding"), self._max_body_bytes)
             content_type = headers.text(named, b"content-type")
             asked = await read_request(
                 self._service, self._access, visit, path, content_type, body, request_id, record.stages
             )
             record.model = asked.request.model
-            permit.spend(sum(asked.request.prompt_lengths), self._loop.time())
+            await self._service.spend(permit, sum(asked.request.prompt_lengths), self._loop.time())
             origin, timeouts = Origin(request_id, path, asked.salt), self._timeouts[path]
             patience = min(self._max_wait, headers.max_wait(named), timeouts.total)
             claim = Claim(caller.tenant, Urgency.of(asked.priority), started + patience)
@@ -73,7 +73,7 @@ class Proxy:
                 reply.send(refuse(ending(), (headers.REQUEST_ID.decode(), request_id)))
             raise
         except RequestError as error:
-            self._metrics.refused(path, error)
+            self._counts.refused(path, error)
             record.error = error.message
             reply.send(refuse(self._access.told(visit.caller, error), (headers.REQUEST_ID.decode(), request_id)))
         finally:
@@ -82,7 +82,7 @@ class Proxy:
 
     async def _forward(self, asking: Asking, reply: Reply) -> None:
         service = self._service
-        service.care.retries.requested(asking.started)
+        service.retries.requested(asking.started)
         wanted = asking.asked.request
         told: RequestError | None = None
         tried = 0

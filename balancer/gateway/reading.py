@@ -11,6 +11,7 @@ import aiohttp
 import msgspec
 
 from balancer import forms, openai
+from balancer.brain import Brain
 from balancer.core import NO_HASHES, Prompt, RouteRequest
 from balancer.decisions import MAX_ID
 from balancer.errors import BadRequest
@@ -19,7 +20,6 @@ from balancer.leaning import beginning_of
 from balancer.limits import check_prompt
 from balancer.nesting import is_deeper
 from balancer.openai import Inbound
-from balancer.service import RouterService
 from balancer.stages import UNTIMED, Stage, Stages
 from balancer.tokens import Prompts
 
@@ -41,7 +41,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 async def read_request(
-    service: RouterService,
+    service: Brain,
     access: Access,
     visit: Visit,
     path: str,
@@ -103,7 +103,7 @@ def _is_taken_by_none(prompts: Prompts, longest: int | None) -> bool:
 
 
 async def _tokenise(
-    service: RouterService, path: str, inbound: Inbound, model: str, body: bytes, questions: Mapping[str, str]
+    service: Brain, path: str, inbound: Inbound, model: str, body: bytes, questions: Mapping[str, str]
 ) -> Prompts:
     """The tokens of a text request. An endpoint where nobody listens is lost, and another one is asked."""
     for _ in range(service.settings.retries.attempts):

@@ -87,13 +87,17 @@ class HttpServer:
             ssl_handshake_timeout=HANDSHAKE_SECONDS if tls else None,
         )
 
+    def refuse_connections(self) -> None:
+        """Listen no more; those that are open stay so."""
+        if self._server is not None:
+            self._server.close()
+
     async def stop(self, grace: float = 10.0) -> None:
         """Accept nothing more, let requests under way end within ``grace`` seconds, close everything.
 
         Those that have not ended by then are cancelled, and have a moment to tell their clients.
         """
-        if self._server is not None:
-            self._server.close()
+        self.refuse_connections()
         for connection in list(self.connections):
             connection.finish()
         for seconds in (grace, FAREWELL_SECONDS):

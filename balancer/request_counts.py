@@ -1,0 +1,138 @@
+"""What has come of requests, counted where they are answered.
+
+Knows numbers by their labels. Never knows where they are told: in the same process, or in another one that adds them up.
+Between calls: whatever ``take`` has given is counted here no more, so that nothing is counted twice.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from itertools import accumulate
+from typing import Final
+
+import msgspec
+
+from balancer.core import Decision, Outcome
+from balancer.errors import RateLimited, RequestError
+from indexer.index import ReplicaId
+
+SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+"""Bounds of a time to the first byte."""
+
+
+class Histogram(msgspec.Struct):
+    """How often each range of values has come, and their sum. Changes."""
+
+    bounds: tuple[float, ...]
+    counts: list[int] = []
+    sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.counts:
+            self.counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        """It has come once more."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def add(self, other: "Histogram") -> None:
+        """All that another one with the same bounds has seen."""
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        self.sum += other.sum
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """(upper bound, how many are no greater), as Prometheus wants them."""
+        bounds = [*map(_bound, self.bounds), "+Inf"]
+        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
+
+
+def _bound(bound: float) -> str:
+    return repr(float(bound))
+
+
+class Counted(msgspec.Struct):
+    """Numbers of requests by their labels. Changes."""
+
+    attempts: dict[tuple[str, str, Outcome], int] = {}
+    """By model, path and how they ended."""
+    refused: dict[tuple[str, str], int] = {}
+    """By path and status."""
+    limited: dict[str, int] = {}
+    prompt_tokens: dict[tuple[str, ReplicaId], int] = {}
+    cached_tokens: dict[tuple[str, ReplicaId], int] = {}
+    first_bytes: dict[str, Histogram] = {}
+    fallbacks: int = 0
+    """Decisions that a gateway made because the brain was away."""
+
+
+class RequestCounts:
+    """Counts. Changes with every call but the questions."""
+
+    def __init__(self) -> None:
+        self.attempts: Counter[tuple[str, str, Outcome]] = Counter()
+        self.refusals: Counter[tuple[str, str]] = Counter()
+        self.limited: Counter[str] = Counter()
+        self.prompt_tokens: Counter[tuple[str, ReplicaId]] = Counter()
+        self.cached_tokens: Counter[tuple[str, ReplicaId]] = Counter()
+        self.first_bytes: dict[str, Histogram] = {}
+        self.fallbacks = 0
+
+    def __repr__(self) -> str:
+        return f"<RequestCounts of {self.attempts.total()} attempts>"
+
+    def finished(self, model: str, path: str, decision: Decision, outcome: Outcome) -> None:
+        """An attempt at a replica has ended."""
+        self.attempts[model, path, outcome] += 1
+        if decision.knows_tokens and outcome is not Outcome.UNREACHABLE:
+            of = (model, decision.replica.id)
+            self.prompt_tokens[of] += decision.prompt_tokens
+            self.cached_tokens[of] += decision.cached_tokens
+
+    def refused(self, path: str, error: RequestError) -> None:
+        """A request was answered with an error of our own."""
+        self.refusals[path, str(error.status)] += 1
+        if isinstance(error, RateLimited):
+            self.limited[error.limit] += 1
+
+    def first_byte(self, model: str, seconds: float) -> None:
+        """The first byte of an answer's body has come so long after its request."""
+        observed = self.first_bytes.get(model)
+        if observed is None:
+            observed = self.first_bytes[model] = Histogram(SECONDS)
+        observed.observe(seconds)
+
+    def fell_back(self) -> None:
+        """A replica was chosen without the brain."""
+        self.fallbacks += 1
+
+    def take(self) -> Counted:
+        """All that was counted since the last time; it is for the caller now."""
+        taken = Counted(
+            dict(self.attempts),
+            dict(self.refusals),
+            dict(self.limited),
+            dict(self.prompt_tokens),
+            dict(self.cached_tokens),
+            self.first_bytes,
+            self.fallbacks,
+        )
+        for counts in (self.attempts, self.refusals, self.limited, self.prompt_tokens, self.cached_tokens):
+            counts.clear()
+        self.first_bytes, self.fallbacks = {}, 0
+        return taken
+
+    def add(self, counted: Counted) -> None:
+        """Another process has counted this."""
+        self.attempts.update(counted.attempts)
+        self.refusals.update(counted.refused)
+        self.limited.update(counted.limited)
+        self.prompt_tokens.update(counted.prompt_tokens)
+        self.cached_tokens.update(counted.cached_tokens)
+        self.fallbacks += counted.fallbacks
+        for model, theirs in counted.first_bytes.items():
+            self.first_bytes.setdefault(model, Histogram(SECONDS)).add(theirs)
+
+    def forget(self, model: str, replica: ReplicaId) -> None:
+        """The replica is gone: they may be thousands in the end."""
+        self.prompt_tokens.pop((model, replica), None)
+        self.cached_tokens.pop((model, replica), None)
