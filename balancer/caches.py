@@ -201,6 +201,11 @@ class Caches:
         self._unjudged.discard(replica)
         return new
 
+    @property
+    def standings(self) -> Mapping[ReplicaId, Standing]:
+        """How each subscription stands, of those that have told."""
+        return self._standings
+
     def views(self, now: float) -> Mapping[ReplicaId, View]:
         """The same of every replica."""
         for each in list(self._unjudged):

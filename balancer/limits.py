@@ -52,6 +52,10 @@ class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     tenants: dict[str, Rates] = {}
     """Of single tenants: what stands here goes before ``tenant``."""
 
+    def limits(self, own: Rates) -> bool:
+        """Whether there is any limit for a key that has these of its own."""
+        return own != NO_RATES or bool(self.tenants) or self.key != NO_RATES or self.tenant != NO_RATES
+
 
 def check(settings: LimitSettings) -> None:
     """Raise ``ConfigError`` for what cannot be used."""
@@ -82,7 +86,6 @@ class Limiter:
 
     def __init__(self, settings: LimitSettings) -> None:
         self._settings = settings
-        self._is_on = bool(settings.tenants) or settings.key != NO_RATES or settings.tenant != NO_RATES
         self._accounts: dict[tuple[str, str], _Account] = {}
         self._remembered = _SPARE
 
@@ -101,7 +104,7 @@ class Limiter:
             RateLimited: there are too many; it has not entered.
         """
         settings = self._settings
-        if not self._is_on and own == NO_RATES:
+        if not settings.limits(own):
             return NO_PERMIT
         wanted = (
             ("key", key, own.over(settings.key)),

@@ -7,12 +7,14 @@ one: what cannot be written is lost, with one warning until writing works again.
 import asyncio
 import contextlib
 import errno
+import fcntl
 import logging
 import os
+import select
 import stat
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
@@ -89,8 +91,11 @@ class LineFile(Generic[T]):
 
     def _append(self, lines: bytes) -> None:
         if self._path == STANDARD_OUTPUT:
-            sys.stdout.buffer.write(lines)
-            sys.stdout.buffer.flush()
+            for piece in whole_lines(
+                lines, select.PIPE_BUF
+            ):  # more than that, and lines of other processes come between
+                sys.stdout.buffer.write(piece)
+                sys.stdout.buffer.flush()
             return
         path = Path(self._path)
         self._rotate(path, len(lines))
@@ -100,7 +105,29 @@ class LineFile(Generic[T]):
         """Begin another file where this one would grow too large; whoever moved it away has done so already."""
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_size + coming > self._max_bytes:
-                path.replace(path.with_name(path.name + ".1"))
+                _move(path, self._max_bytes - coming)
+
+
+def whole_lines(lines: bytes, at_most: int) -> Iterator[bytes]:
+    """The lines in pieces of so many bytes at most; only a line that is longer by itself is a longer piece."""
+    at = 0
+    while at < len(lines):
+        end = lines.rfind(b"\n", at, at + at_most) + 1 or lines.find(b"\n", at) + 1 or len(lines)
+        yield lines[at:end]
+        at = end
+
+
+def _move(path: Path, at_most: int) -> None:
+    """Move the file away if it is larger, unless another process of ours that writes there has just done so."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with contextlib.suppress(OSError):  # where there are no locks, two at once cost a file
+            fcntl.flock(file, fcntl.LOCK_EX)
+        about, now = os.fstat(file), path.stat()
+        if now.st_ino == about.st_ino and now.st_size > at_most:
+            path.replace(path.with_name(path.name + ".1"))
+    finally:
+        os.close(file)
 
 
 def _append(path: Path, lines: bytes) -> None:

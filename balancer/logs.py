@@ -20,13 +20,34 @@ _CONTROLS: Final = {code: ascii(chr(code))[1:-1] for code in (*range(32), *range
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-def begin_logging(level: str, log_format: str = "text") -> None:
-    """Log to stderr from here on; ``level`` and ``log_format`` are of the lists above."""
+def begin_logging(level: str, log_format: str = "text", process: str = "") -> None:
+    """Log to stderr from here on; ``level`` and ``log_format`` are of the lists above.
+
+    ``process`` is the name of this one, where there are several.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    if process:
+        handler.addFilter(_Named(process, in_message=log_format == "text"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     logging.getLogger("aiohttp.server").addFilter(_shorten)
+
+
+class _Named(logging.Filter):
+    """Says in each record which process it is of."""
+
+    def __init__(self, process: str, *, in_message: bool) -> None:
+        super().__init__()
+        self._process = process
+        self._in_message = in_message
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if self._in_message:
+            record.msg, record.args = f"{self._process}: {record.getMessage()}", ()
+        else:
+            record.role = self._process
+        return True
 
 
 class TextFormatter(logging.Formatter):

@@ -76,6 +76,7 @@ class _RouterCollector(IndexCollector):
         yield from self._tokenizer()
         yield from self._snapshot()
         yield from self._discovery()
+        yield from self._processes()
 
     def _replicas(self) -> Iterable[Metric]:
         in_flight = GaugeMetricFamily(
@@ -219,6 +220,21 @@ class _RouterCollector(IndexCollector):
             float(follower.problem is not None),
         )
         return [endpoints, lists, problem]
+
+    def _processes(self) -> Iterable[Metric]:
+        census = self._service.census
+        processes = GaugeMetricFamily(
+            "kvlb_processes",
+            "Processes by role; one that is both brain and gateway counts as a gateway.",
+            labels=["role"],
+        )
+        restarts = CounterMetricFamily(
+            "kvlb_process_restarts", "Processes that ended unasked and were started again.", labels=["role"]
+        )
+        for role, count in census.counts().items():
+            processes.add_metric([role], count)
+            restarts.add_metric([role], census.restarts[role])
+        return [processes, restarts]
 
     def _snapshot(self) -> Iterable[Metric]:
         warm = self._service.warm

@@ -55,6 +55,14 @@ class Observer:
         """Lines of the access log that could not be written."""
         return self.lost_elsewhere + (0 if self.access is None else self.access.lost)
 
+    def take_lost_lines(self) -> int:
+        """Those that were lost since the last time; they are counted here no more."""
+        lost = self.lost_lines
+        self.lost_elsewhere = 0
+        if self.access is not None:
+            self.access.lost = 0
+        return lost
+
     def begin(self, request: Request, path: str, request_id: str, reply: Reply) -> Record:
         """A request has come."""
         record = Record(request_id, request.method, path, time.time(), Stages(time.perf_counter_ns), reply.peer)

@@ -56,6 +56,9 @@ class RequestCollector(Collector):
             "From the request's arrival to the first byte of the answer's body.",
             labels=["model"],
         )
+        fallbacks = CounterMetricFamily(
+            "kvlb_fallback_decisions", "Decisions of gateways that could not ask the brain.", counts.fallbacks
+        )
         for family, values in (
             (attempts, counts.attempts),
             (refused, counts.refusals),
@@ -68,7 +71,7 @@ class RequestCollector(Collector):
             limited.add_metric([limit], value)
         for model, observed in counts.first_bytes.items():
             first_bytes.add_metric([model], observed.buckets(), observed.sum)
-        return [attempts, refused, limited, prompt_tokens, cached_tokens, first_bytes]
+        return [attempts, refused, limited, prompt_tokens, cached_tokens, first_bytes, fallbacks]
 
     def _stages(self) -> Iterable[Metric]:
         stages = HistogramMetricFamily(

@@ -55,7 +55,7 @@ class Router:
         self._admission = admission
         self.ejections = Ejections(ejection)
         self.slow_start = SlowStart(slow_start)
-        self._open: dict[int, Sent] = {}
+        self._open: dict[int, Sent | None] = {}  # None where somebody else has routed it
         self._settling: dict[int, float] = {}  # lease -> when its expectations end; in order of time
 
     def __repr__(self) -> str:
@@ -97,6 +97,19 @@ class Router:
         request.stages.passed(Stage.MATCH)
         self.ejections.sent(decision.replica.id, lease, now)
         return decision
+
+    def adopt(self, replica: ReplicaId, queued_tokens: int, now: float) -> int | None:
+        """A request that somebody else has sent there counts from now on; its lease, or None where there is no such replica.
+
+        Nothing is expected of it but its work.
+        """
+        live = self.fleet.get(replica)
+        if live is None:
+            return None
+        lease = self.fleet.acquire(live, queued_tokens)
+        self._open[lease] = None
+        self.ejections.sent(replica, lease, now)
+        return lease
 
     def consider(self, request: RouteRequest, now: float, draw: float) -> Decision:
         """What ``route`` would decide. It is no lease (its number is 0), and changes nothing.
@@ -153,7 +166,7 @@ class Router:
         """
         sent = self._open.pop(lease)
         self._judge(self.fleet.release(lease), lease, outcome, failure, now)
-        if outcome is not Outcome.OK:
+        if sent is None or outcome is not Outcome.OK:
             self.caches.expect_no_more(lease)
             return
         self._settling[lease] = now + SETTLE_SECONDS

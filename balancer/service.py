@@ -10,6 +10,7 @@ import random
 import secrets
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
@@ -20,18 +21,19 @@ from balancer import offers
 from balancer.admission import ANYONE, Claim
 from balancer.caches import Renew, Resync
 from balancer.care import Care
+from balancer.census import Census
 from balancer.core import Decision, Failure, Outcome, Prompt, RouteRequest, Truth
 from balancer.decision_file import open_decision_file
 from balancer.decisions import NOBODY, DecisionLog, Origin
 from balancer.discovery import base as discovery
 from balancer.discovery.follower import Follower
-from balancer.errors import NoReplica, UnknownModel
+from balancer.errors import BalancerError, NoReplica, UnknownModel
 from balancer.facts import Described, merge_listings
 from balancer.feed import EventFeed
 from balancer.fleet import Drain, LiveReplica, Status
 from balancer.handover import Handover
 from balancer.hashes import PromptHashes
-from balancer.health import Watcher
+from balancer.health import UNASKED, Watcher
 from balancer.limits import Limiter, Permit
 from balancer.news import News
 from balancer.policies.base import make
@@ -109,6 +111,9 @@ class RouterService:
         self._pulses = Pulses()
         self.silence = Silence()
         self._news = News()
+        self.census = Census()
+        self.lives: Counter[str] = Counter()
+        """How often each endpoint has told what it is."""
 
     async def start(self) -> None:
         self.session = open_session(self.settings.timeouts, self._tls)
@@ -241,6 +246,10 @@ class RouterService:
         if ended is not None and self._decision_file is not None:
             self._decision_file.add(ended)
 
+    def adopt(self, replica: ReplicaId, queued_tokens: int) -> int | None:
+        """A request is under way there that this process has not routed; its lease, or None where there is no such replica."""
+        return self.router.adopt(replica, queued_tokens, time.monotonic())
+
     def _give_back(
         self,
         lease: int,
@@ -278,6 +287,32 @@ class RouterService:
         """Those of the endpoints there are, by URL."""
         return self.targets.watchers
 
+    @property
+    def is_refilled(self) -> bool:
+        """Whether all that can be known at the start is: each endpoint has been asked, and each event stream is whole."""
+        watchers = self.watchers.values()
+        if not (self.warm.is_loaded and self.follower.has_told.is_set() and watchers):
+            return False
+        if any(watcher.problem == UNASKED for watcher in watchers):
+            return False
+        return all(
+            self._is_settled(live.replica.id, publisher)
+            for live in self.router.fleet
+            if live.is_available() and (publisher := self._publishers.get(live.replica.id)) is not None
+        )
+
+    def _is_settled(self, replica: ReplicaId, publisher: Publisher) -> bool:
+        """Whether the subscription has found out what it can."""
+        standing, status = self.router.caches.standings.get(replica), self.publishers().get(replica)
+        if status is not None and status.problem:
+            return True
+        return (
+            standing is not None
+            and standing.is_connected
+            and not standing.is_restored
+            and (standing.is_complete or publisher.replay is None)
+        )
+
     def problems(self) -> str:
         """Why each endpoint cannot be used, for people."""
         problems = [f"{url}: {watcher.problem}" for url, watcher in self.watchers.items() if watcher.problem]
@@ -291,6 +326,24 @@ class RouterService:
         while not self.is_ready:
             self._changed.clear()
             await self._changed.wait()
+
+    async def wait_usable(self, seconds: float, stop: asyncio.Event) -> None:
+        """Return once a replica can be used, or once ``stop`` is set.
+
+        Raises:
+            BalancerError: neither has come within ``seconds``.
+        """
+        waits = [asyncio.create_task(self.wait_ready()), asyncio.create_task(stop.wait())]
+        try:
+            done, _ = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        if not done:
+            raise BalancerError(f"no replica can be used after {seconds:g} s ({self.problems()}); start vLLM first")
+        for wait in done:
+            wait.result()
 
     def default_model(self, is_allowed: Callable[[str], bool] = lambda model: True) -> str:
         """The model meant by a request that names none: the only base model that is allowed.
@@ -372,6 +425,7 @@ class RouterService:
     def _learned(self, endpoint: str, described: list[Described]) -> None:
         """The engine behind the endpoint has told what it is, for the first time or after it was lost."""
         self.tokenizer.forget_endpoint(endpoint)
+        self.lives[endpoint] += 1
         wanted = {each.replica.id for each in described}
         for live in self.router.fleet.behind(endpoint):
             if live.replica.id not in wanted:

@@ -36,6 +36,8 @@ from indexer.index import MAX_BLOCKS
 MAX_BODY_BYTES: Final = 1024**3
 """A body is held in memory until its answer has begun."""
 
+MAX_PROCESSES: Final = 256
+
 MAX_SOCKET_NAME: Final = 108
 """Longest name of a Unix socket in bytes, with the zero at its end (Linux, ``sun_path``)."""
 
@@ -47,6 +49,8 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     host: str = "127.0.0.1"
     port: int = 8080
+    processes: int = 1
+    """Gateways; with more than one, the brain is a process of its own, and a supervisor keeps all of them."""
     max_body_bytes: int = 64 * 1024 * 1024
     """Largest request body; 64 MiB holds a million tokens as JSON numbers and a few images."""
     drain_grace_seconds: float = 5.0
@@ -366,6 +370,10 @@ def _check(settings: Settings) -> None:
     security.check(settings.auth, settings.tls, settings.tenants, settings.cors)
     if not 0 <= settings.server.port <= 65535:
         raise ConfigError(f"server.port: {settings.server.port} is not a port; use 1 to 65535, or 0 for any free one")
+    if not 1 <= settings.server.processes <= MAX_PROCESSES:
+        raise ConfigError(
+            f"server.processes: {settings.server.processes} cannot be used; give 1 to {MAX_PROCESSES}, at most one a core"
+        )
     admission.check(settings.admission)
     limits.check(settings.limits)
     for path, value in _positive(settings):

@@ -4,6 +4,7 @@ Knows addresses and what the operating system says against them. Never knows wha
 """
 
 import argparse
+import contextlib
 import errno
 import socket
 
@@ -24,13 +25,49 @@ def bind(server: ServerSettings) -> socket.socket:
     Raises:
         ConfigError: the address cannot be bound.
     """
-    if not _is_name(server.host):
-        raise ConfigError(f"server.host: {server.host[:40]!a} is no address; give one of this machine with --host")
+    _check_host(server)
     try:
-        family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
-        return socket.create_server((server.host, server.port), family=family, backlog=4096)
+        return socket.create_server((server.host, server.port), family=_family(server), backlog=4096)
     except OSError as error:
         raise _not_bound(server, error) from error
+
+
+def bind_many(server: ServerSettings, count: int) -> list[socket.socket]:
+    """So many listening sockets of one address, among which the system divides those who connect.
+
+    Raises:
+        ConfigError: the address cannot be bound, or somebody listens there.
+    """
+    _check_host(server)
+    family = _family(server)
+    try:
+        # Several sockets may be bound to one address as soon as all of them agree; ours would agree with anybody's.
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind((server.host, server.port))
+            port = probe.getsockname()[1]
+        with contextlib.ExitStack() as stack:
+            made = [
+                stack.enter_context(
+                    socket.create_server((server.host, port), family=family, backlog=4096, reuse_port=True)
+                )
+                for _ in range(count)
+            ]
+            stack.pop_all()
+        return made
+    except OSError as error:
+        raise _not_bound(server, error) from error
+
+
+def _family(server: ServerSettings) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in server.host else socket.AF_INET
+
+
+def _check_host(server: ServerSettings) -> None:
+    if not _is_name(server.host):
+        raise ConfigError(f"server.host: {server.host[:40]!a} is no address; give one of this machine with --host")
 
 
 def _is_name(host: str) -> bool:

@@ -4,7 +4,6 @@ Knows flags, files, signals and the listening socket. What is wrong with any of 
 """
 
 import argparse
-import asyncio
 import contextlib
 import logging
 import math
@@ -20,9 +19,9 @@ from balancer import line_file, snapshot_file
 from balancer import settings as settings_module
 from balancer.commands import Command
 from balancer.commands.descriptors import raise_limit
-from balancer.commands.listening import add_log_flags, bind, url_of
+from balancer.commands.listening import add_log_flags, bind, bind_many, url_of
 from balancer.commands.loop import StopSignals, run_loop
-from balancer.errors import BalancerError, ConfigError
+from balancer.errors import ConfigError
 from balancer.gateway.access import Access
 from balancer.gateway.app import control_runner
 from balancer.gateway.serving import FrontServer, sources
@@ -32,6 +31,7 @@ from balancer.logs import begin_logging
 from balancer.metrics import Metrics
 from balancer.observer import Observer
 from balancer.policies.base import names
+from balancer.processes.supervisor import Logging, Supervisor, check
 from balancer.service import RouterService
 from balancer.settings import DiscoverySettings, LogSettings, Settings, SnapshotSettings
 from balancer.tls import replica_context, server_tls
@@ -51,6 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="settings in TOML; flags overrule it")
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1, this machine only)")
     parser.add_argument("--port", type=int, help="port to listen on (default 8080)")
+    parser.add_argument("--processes", type=int, metavar="N", help="gateways, each a process (default 1)")
     parser.add_argument("--policy", metavar="NAME", help="routing policy (default cache_aware)")
     parser.add_argument("--max-body-bytes", type=int, metavar="N", help="largest request body (default 64 MiB)")
     parser.add_argument("--max-blocks", type=int, metavar="N", help="most blocks in the index (default 25 million)")
@@ -82,8 +83,30 @@ def run(args: argparse.Namespace) -> int:
     settings = read_settings(args)
     check_snapshot(settings.snapshot)
     check_lines(settings.log)
+    if settings.server.processes > 1:
+        return _supervise(settings, args)
     run_loop(_serve(settings, args.startup_timeout))
     return 0
+
+
+def _supervise(settings: Settings, args: argparse.Namespace) -> int:
+    """Keep a brain and gateways, which are processes of their own; the exit code."""
+    check(settings)
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(each) for each in bind_many(settings.server, settings.server.processes)]
+        logs = Logging(args.log_level, args.log_format)
+        supervisor = Supervisor(settings, lambda: read_settings(args), listeners, logs, args.startup_timeout)
+
+        def served() -> None:
+            log.info(
+                "listening on %s with policy %s, %s, %d processes",
+                url_of(listeners[0], is_secure=settings.tls.cert_file is not None),
+                settings.policy.name,
+                counted(len(settings.replicas), "endpoint"),
+                settings.server.processes,
+            )
+
+        return run_loop(supervisor.run(served))
 
 
 def read_settings(args: argparse.Namespace) -> Settings:
@@ -97,6 +120,7 @@ def read_settings(args: argparse.Namespace) -> Settings:
     flags = {
         "host": args.host,
         "port": args.port,
+        "processes": args.processes,
         "max_body_bytes": args.max_body_bytes,
         "expose_decisions": args.expose_decisions,
     }
@@ -165,27 +189,8 @@ async def _serve(settings: Settings, startup_timeout: float | None) -> None:
             counted(len(settings.replicas), "endpoint"),
         )
         if startup_timeout is not None:
-            await _wait_ready(service, startup_timeout, stop.asked)
+            await service.wait_usable(startup_timeout, stop.asked)
         await stop.asked.wait()
-
-
-async def _wait_ready(service: RouterService, seconds: float, stop: asyncio.Event) -> None:
-    """Return once a replica can be used, or once ``stop`` is set.
-
-    Raises:
-        BalancerError: neither has come within ``seconds``.
-    """
-    waits = [asyncio.create_task(service.wait_ready()), asyncio.create_task(stop.wait())]
-    try:
-        done, _ = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
-    if not done:
-        raise BalancerError(f"no replica can be used after {seconds:g} s ({service.problems()}); start vLLM first")
-    for wait in done:
-        wait.result()
 
 
 @contextlib.asynccontextmanager

@@ -165,6 +165,7 @@ class _Control:
             "endpoints": {url: watcher.problem or "ok" for url, watcher in self._service.watchers.items()},
             "discovery": {"name": self._service.settings.discovery.name, "problem": self._service.follower.problem},
             "snapshot": self._service.warm.told(),
+            "processes": {"brain": self._service.census.brain, "gateways": self._service.census.gateways},
             "replicas": found,
         }
         text = msgspec.json.format(msgspec.json.encode(_rounded(msgspec.to_builtins(body))))

@@ -89,9 +89,12 @@ class FrontServer:
         server.is_draining = True
         server.refuse_connections()
         log.info("another process takes over: %d requests are under way", brain.open_leases)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(brain.settings.server.drain_grace_seconds):
-                await stop.asked.wait()
+        waits = [asyncio.create_task(server.wait_empty()), asyncio.create_task(stop.asked.wait())]
+        grace = brain.settings.server.drain_grace_seconds
+        await asyncio.wait(waits, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
         await self._end(stop)
 
     async def _end(self, stop: Stopping | None) -> None:

@@ -103,11 +103,11 @@ class HttpServer:
         for seconds in (grace, FAREWELL_SECONDS):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await self._wait_empty()
+                    await self.wait_empty()
             for connection in list(self.connections):
                 connection.cancel()
         self.abort()
-        await self._wait_empty()
+        await self.wait_empty()
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
@@ -117,7 +117,8 @@ class HttpServer:
         for connection in list(self.connections):
             connection.abort()
 
-    async def _wait_empty(self) -> None:
+    async def wait_empty(self) -> None:
+        """Return once there is no connection."""
         while self.connections:
             self._is_empty.clear()
             await self._is_empty.wait()

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from balancer import line_file
 from balancer.commands.serve import check_lines
@@ -148,3 +150,22 @@ def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path, caplog: pytest.Lo
         with pytest.raises(ConfigError, match=rf"log\.{setting}: .*no regular file"):
             check_lines(msgspec.convert({setting: str(path)}, LogSettings))
     check_lines(LogSettings(access="-", decisions=str(tmp_path / "new")))
+
+
+def test_a_file_that_another_process_has_just_moved_away_is_not_moved_again(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    written(path, ["a" * 100])
+    line_file._move(path, 50)
+    assert (path.exists(), lines(path.with_name("lines.1"))) == (False, ["a" * 100])
+    written(path, ["new"])
+    line_file._move(path, 50)
+    assert (lines(path), lines(path.with_name("lines.1"))) == (["new"], ["a" * 100])
+
+
+@given(st.lists(st.binary(max_size=30).map(lambda each: each.replace(b"\n", b"")), max_size=20), st.integers(1, 40))
+def test_pieces_are_whole_lines_and_no_longer_than_they_may_be(said: list[bytes], at_most: int) -> None:
+    text = b"".join(line + b"\n" for line in said)
+    pieces = list(line_file.whole_lines(text, at_most))
+    assert b"".join(pieces) == text
+    assert all(piece.endswith(b"\n") for piece in pieces)
+    assert all(len(piece) <= at_most or piece.count(b"\n") == 1 for piece in pieces)

@@ -14,7 +14,7 @@ from balancer.core import Outcome
 from balancer.facts import Described, EventSource
 from balancer.knowledge import Knowledge
 from balancer.service import RouterService
-from balancer.settings import Settings
+from balancer.settings import Settings, convert
 from indexer.events import KVEvent
 from indexer.index import ReplicaId
 from indexer.stream import Apply, Standing, Step
@@ -237,3 +237,22 @@ def test_a_publisher_that_cannot_be_reached_is_told(
         assert not (await service.route(request(PROMPT))).is_predicted
 
     with_service(check)
+
+
+def test_a_service_is_refilled_once_it_has_asked_all_who_were_found() -> None:
+    async def check() -> None:
+        async with upstream() as replica:
+            service = RouterService(convert({"replicas": [{"url": replica.url}], "health": {"interval_seconds": 60}}))
+            assert not service.is_refilled
+            service.warm.is_loaded = True
+            service.follower.has_told.set()
+            assert not service.is_refilled, "there is nobody to be asked"
+            await service.start()
+            assert not service.is_refilled, "nobody has been asked"
+            await eventually(lambda: service.is_refilled)
+            assert service.is_ready
+            service.follower.has_told.clear()
+            assert not service.is_refilled, "more may be found"
+            await service.stop()
+
+    run(check())

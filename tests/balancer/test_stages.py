@@ -52,3 +52,16 @@ def test_who_does_not_ask_keeps_nothing() -> None:
     UNTIMED.passed(Stage.READ)
     UNTIMED.hashed(UNTIMED.now())
     assert UNTIMED.spent() == {}
+
+
+def test_what_somebody_else_has_spent_lies_within_the_time_that_has_passed() -> None:
+    now = [100]
+    stages = Stages(lambda: now[0])
+    now[0] = 200
+    stages.passed_elsewhere(Stage.ASK, {Stage.QUEUE: 10, Stage.MATCH: 30})
+    assert stages.laps == [Lap(Stage.ASK, 100, 160), Lap(Stage.QUEUE, 160, 170), Lap(Stage.MATCH, 170, 200)]
+    now[0] = 210
+    stages.passed_elsewhere(Stage.ASK, {Stage.MATCH: 500})  # clocks may differ by a hair
+    assert stages.spent() == {Stage.ASK: 60, Stage.QUEUE: 10, Stage.MATCH: 40}
+    UNTIMED.passed_elsewhere(Stage.ASK, {Stage.MATCH: 1})
+    assert UNTIMED.laps == []

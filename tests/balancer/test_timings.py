@@ -31,3 +31,16 @@ def test_a_bucket_counts_who_took_no_longer(seconds: list[float]) -> None:
     assert all(a <= b for a, b in pairwise(counts))
     assert timings.seconds(Stage.TOKENIZE) == pytest.approx(sum(seconds), abs=1e-6)
     assert timings.seconds(Stage.READ) == 0
+
+
+def test_what_was_taken_is_counted_where_it_is_added_and_nowhere_else() -> None:
+    here, there, whole = StageTimings(), StageTimings(), StageTimings()
+    for at, seconds in enumerate((0.001, 0.2, 0.2, 700.0)):
+        here.add(took(seconds))
+        whole.add(took(seconds))
+        if at % 2:
+            there.add_all(here.take())
+    assert (here.take().counts, here.seconds(Stage.TOKENIZE)) == ({}, 0)
+    for stage in Stage:
+        assert there.buckets(stage) == whole.buckets(stage)
+        assert there.seconds(stage) == whole.seconds(stage)

@@ -5,17 +5,22 @@ Knows the settings that make a test quick. ``idle`` says whether nothing is left
 
 import asyncio
 import contextlib
+import os
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from balancer import settings as settings_module
 from balancer.commands.serve import running
 from balancer.service import RouterService
+from tests.support.split import running_split
 from tests.support.waiting import eventually
+
+SPLIT: Final = "KVLB_TESTS_SPLIT"
+"""Variable of the environment; where it is set, every gateway here has its brain at the other end of a socket."""
 
 
 class Gateway:
@@ -121,7 +126,8 @@ async def gateway(
         **sections,
     }
     tree["server"] = {"port": 0, "expose_decisions": True, **sections.get("server", {})}
-    async with running(settings_module.convert(tree)) as (service, url):
+    begun = running_split if SPLIT in os.environ else running
+    async with begun(settings_module.convert(tree)) as (service, url):
         made = Gateway(service, url)
         if wait:
             await eventually(lambda: all(not watcher.problem for watcher in service.watchers.values()))
