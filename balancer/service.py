@@ -47,6 +47,7 @@ from balancer.upstream import open_session
 from balancer.waiting import Waiting
 from balancer.warm import WarmStart
 from hashing.memory import ChainMemory
+from hashing.token_text import TokenText
 from indexer.events import AllBlocksCleared
 from indexer.index import ReplicaId
 from indexer.sources.vllm import Publisher, PublisherStatus
@@ -219,6 +220,10 @@ class RouterService:
         """The prompts' block hashes, made as far as they are needed; ``stages`` is told how long that takes."""
         tokens, media = [each.tokens for each in prompts], [each.media for each in prompts]
         return PromptHashes(tokens, salt, self.memory, media, stages)
+
+    def read_ids(self, body: bytes, begin: int, end: int) -> Sequence[int] | None:
+        """The token ids of the JSON list between two places of a body; None unless it is one. ``hashes`` knows it again."""
+        return TokenText.read(body, begin, end, self.memory)
 
     # What is known
 

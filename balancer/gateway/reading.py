@@ -58,7 +58,7 @@ async def read_request(
         NoReplica: it names no model, and no endpoint has answered yet.
     """
     limits = service.settings.limits
-    inbound = openai.read(path, content_type, body)
+    inbound = openai.read(path, content_type, body, service.read_ids)
     if not (path in openai.FORMS and forms.is_form(content_type)) and is_deeper(body, limits.max_nesting):
         raise BadRequest(
             f"the body has lists and objects more than {limits.max_nesting} deep within each other (limits.max_nesting); "
