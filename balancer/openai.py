@@ -146,6 +146,7 @@ class _Body(msgspec.Struct):
 
 
 _body = msgspec.json.Decoder(_Body)
+_text = msgspec.json.Decoder(str)
 _ids = msgspec.json.Decoder(list[int])
 _ids_lists = msgspec.json.Decoder(list[list[int]])
 _sampling = msgspec.json.Decoder(_SamplingParams)
@@ -197,6 +198,8 @@ def _read_long(kind: Kind, body: bytes, read_ids: ReadIds) -> Inbound | None:
 
 def _read(kind: Kind, fields: _Body, long: Sequence[int] = ()) -> Inbound:
     model = _model(fields.model)
+    if kind is Kind.CHAT and _is_plain(fields):
+        return Inbound(kind, model, (), has_text=True)
     sampling = _sampling_params(fields)
     asked = wishes.of_body(fields, sampling.extra_args)
     salt = msgspec.json.decode(fields.cache_salt) if _is_string(fields.cache_salt) else None
@@ -217,12 +220,30 @@ def _read(kind: Kind, fields: _Body, long: Sequence[int] = ()) -> Inbound:
     )
 
 
+def _is_plain(fields: _Body) -> bool:
+    """Whether nothing is there but what every request has: by identity, in a twentieth of the time of looking at each."""
+    return (
+        fields.n is _ONE
+        and fields.sampling_params
+        is fields.cache_salt
+        is fields.prompt
+        is fields.prompt_logprobs
+        is fields.echo
+        is fields.use_beam_search
+        is fields.vllm_xargs
+        is fields.kv_transfer_params
+        is fields.ec_transfer_params
+        is fields.priority
+        is _NULL
+    )
+
+
 def _model(raw: msgspec.Raw) -> str | None:
     if raw is _NULL or raw == _NULL:
         return None
     if not _is_string(raw) or len(raw) > MAX_MODEL_BYTES:
         raise BadRequest("model: expected a string, the name of a served model", param="model")
-    return msgspec.json.decode(raw, type=str)
+    return _text.decode(raw)
 
 
 def _is_string(raw: msgspec.Raw) -> bool:
@@ -245,6 +266,8 @@ def _is_one(count: msgspec.Raw) -> bool:
 
 def _is_huge(prompt: msgspec.Raw) -> bool:
     """Whether it is more than what is taken apart here, and more than an engine should be asked to tokenise for us."""
+    if prompt is _NULL:
+        return False
     if len(prompt) > MAX_PROMPT_BYTES:
         return True
     text = bytes(prompt)

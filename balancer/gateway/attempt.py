@@ -134,7 +134,7 @@ class Attempt(Relay):
             raise
         finally:
             self._release()
-            await means.service.release(decision.lease, self._outcome, self._truth, self._failure)
+            means.service.release_at_once(decision.lease, self._outcome, self._truth, self._failure)
 
     def without(self, failure: Failure) -> RouteRequest:
         """The same request, to be sent to nobody who has failed in this way."""

@@ -14,7 +14,8 @@ from balancer.gateway import headers
 from balancer.gateway.access import Access, Visit
 from balancer.gateway.attempt import Asking, Attempt, Failed, Means, ending
 from balancer.gateway.body import unpacked
-from balancer.gateway.reading import read_request
+from balancer.gateway.reading import asked as made_of
+from balancer.gateway.reading import parse, tokenised
 from balancer.gateway.refusals import refuse
 from balancer.http.client import HttpClient
 from balancer.http.messages import Request
@@ -54,11 +55,15 @@ class Proxy:
             caller = visit.caller
             record.tenant = caller.tenant
             permit = self._service.limiter.enter(caller.name, caller.tenant, caller.rates, started)
-            body = await unpacked(request.body, headers.text(named, b"content-encoding"), self._max_body_bytes)
-            content_type = headers.text(named, b"content-type")
-            asked = await read_request(
-                self._service, self._access, visit, path, content_type, body, request_id, record.stages
-            )
+            body = request.body
+            if b"content-encoding" in named:
+                body = await unpacked(body, headers.text(named, b"content-encoding"), self._max_body_bytes)
+            service, content_type = self._service, headers.text(named, b"content-type")
+            parsed = parse(service, self._access, visit, path, content_type, body, record.stages)
+            prompts = parsed.prompts
+            if parsed.is_text:
+                prompts = await tokenised(service, visit, path, parsed, record.stages)
+            asked = made_of(service, parsed, prompts, request_id, record.stages)
             record.model = asked.request.model
             permit.spend(sum(asked.request.prompt_lengths), self._loop.time())
             origin, timeouts = Origin(request_id, path, asked.salt), self._timeouts[path]
@@ -88,7 +93,9 @@ class Proxy:
         tried = 0
         while True:
             try:
-                decision = await service.route(wanted, asking.origin, asking.claim)
+                decision = service.route_at_once(wanted, asking.origin)
+                if decision is None:
+                    decision = await service.route(wanted, asking.origin, asking.claim)
             except (NoReplica, Contended, Saturated):
                 if told is not None:
                     raise told from None

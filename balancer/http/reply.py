@@ -31,6 +31,8 @@ class Client(Protocol):
     is_stalled: bool
     """Whether the client does not keep up with what is written."""
     transport: "asyncio.Transport"
+    peer: str
+    """Its address; empty where it has none (a socket in the file system)."""
 
     @property
     def is_finishing(self) -> bool:
@@ -91,8 +93,7 @@ class Reply:
     @property
     def peer(self) -> str:
         """The address at the other end of the connection; empty where it has none (a socket in the file system)."""
-        name = self._client.transport.get_extra_info("peername")
-        return str(name[0]) if isinstance(name, tuple) else ""
+        return self._client.peer
 
     def comes_from(self, source: Source) -> None:
         """Let this one wait from now on while the client does not keep up."""

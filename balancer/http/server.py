@@ -142,6 +142,7 @@ class Connection(asyncio.Protocol):
         self._loop = loop
         self._reader = RequestReader(server.limits.max_body_bytes, server.check)
         self.transport: asyncio.Transport
+        self.peer = ""
         self._waiting: deque[Request] = deque()
         self._refusal: RequestError | None = None  # of what came behind them
         self._reply: Reply | None = None  # to the request under way
@@ -165,6 +166,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # uvloop's are of no class of asyncio's
+        name = transport.get_extra_info("peername")
+        self.peer = str(name[0]) if isinstance(name, tuple) else ""
         self._server.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
