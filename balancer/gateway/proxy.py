@@ -11,7 +11,7 @@ from balancer.admission import Claim, Urgency
 from balancer.decisions import Origin
 from balancer.errors import Contended, NoReplica, RequestError, Saturated
 from balancer.gateway import headers
-from balancer.gateway.access import Access, Visit
+from balancer.gateway.access import STRANGER, Access
 from balancer.gateway.attempt import Asking, Attempt, Failed, Means, ending
 from balancer.gateway.body import unpacked
 from balancer.gateway.reading import asked as made_of
@@ -49,7 +49,7 @@ class Proxy:
         named = request.named
         request_id = headers.request_id(named)
         record = self._observer.begin(request, path, request_id, reply)
-        visit, permit = Visit(), NO_PERMIT
+        visit, permit = STRANGER, NO_PERMIT
         try:
             visit = self._access.visit(request.headers)
             caller = visit.caller
@@ -65,7 +65,8 @@ class Proxy:
                 prompts = await tokenised(service, visit, path, parsed, record.stages)
             asked = made_of(service, parsed, prompts, request_id, record.stages)
             record.model = asked.request.model
-            permit.spend(sum(asked.request.prompt_lengths), self._loop.time())
+            if permit is not NO_PERMIT:
+                permit.spend(sum(asked.request.prompt_lengths), self._loop.time())
             origin, timeouts = Origin(request_id, path, asked.salt), self._timeouts[path]
             patience = min(self._max_wait, headers.max_wait(named), timeouts.total)
             claim = Claim(caller.tenant, Urgency.of(asked.priority), started + patience)

@@ -83,6 +83,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._has_head = False
         self._limits = Limits()
         self._timer: asyncio.TimerHandle | None = None
+        self._rings_at = 0.0
         self._deadline = 0.0
         self._ends_at = math.inf
         self._is_unanswered = True
@@ -218,10 +219,11 @@ class UpstreamConnection(asyncio.Protocol):
     def _wait_until(self, deadline: float) -> None:
         """One timer, which looks at the deadline when it rings: moving it with every piece would cost more."""
         self._deadline = deadline
-        if self._timer is None or self._timer.when() > min(deadline, self._ends_at):
+        rings_at = min(deadline, self._ends_at)
+        if self._timer is None or self._rings_at > rings_at:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._loop.call_at(min(deadline, self._ends_at), self._ring)
+            self._timer, self._rings_at = self._loop.call_at(rings_at, self._ring), rings_at
 
     def _ring(self) -> None:
         self._timer = None
