@@ -39,6 +39,8 @@ class Client(Protocol):
         """Whether no further request is taken."""
         ...
 
+    def write(self, data: bytes) -> None: ...
+
     def replied(self, reply: "Reply") -> None: ...
 
     def abort(self) -> None: ...
@@ -167,7 +169,7 @@ class Reply:
             self.has_begun = True
             body = self._head + body
         if body:
-            self._client.transport.write(body)
+            self._client.write(body)
         if is_last:
             self._end()
 
@@ -185,9 +187,9 @@ class Reply:
         if self.request.version != "1.1":
             return False
         if not self.has_begun:
-            self._client.transport.write(CONTINUE)
+            self._client.write(CONTINUE)
         elif self._framing is _Framing.CHUNKED:
-            self._client.transport.write(b"0")
+            self._client.write(b"0")
         else:
             return False
         return True
