@@ -36,13 +36,16 @@ class Lap(msgspec.Struct, frozen=True, gc=False):
 class Stages:
     """One request's laps. Changes with ``passed`` and ``hashed``."""
 
-    __slots__ = ("_hashed", "_marks", "began", "now")
+    __slots__ = ("_done", "_hashed", "_times", "began", "now")
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self.now = clock
         """The time on its clock."""
         self.began = clock()
-        self._marks: list[tuple[Stage, int]] = []  # what has been done, and when: laps are made where somebody asks
+        # What has been done, and when: laps are made where somebody asks. A stream holds these until its end, and pairs would
+        # take twice the memory.
+        self._done: list[Stage] = []
+        self._times: list[int] = []
         self._hashed = 0
 
     def __repr__(self) -> str:
@@ -50,13 +53,14 @@ class Stages:
 
     def passed(self, stage: Stage) -> None:
         """What has been done since the last call was this."""
-        self._marks.append((stage, self.now()))
+        self._done.append(stage)
+        self._times.append(self.now())
 
     @property
     def laps(self) -> list[Lap]:
         """What has been done, in its order."""
-        begins = [self.began, *(at for _, at in self._marks)]
-        return [Lap(stage, begin, end) for begin, (stage, end) in zip(begins, self._marks, strict=False)]
+        begins = [self.began, *self._times]
+        return [Lap(*each) for each in zip(self._done, begins, self._times, strict=False)]
 
     def hashed(self, begin: int) -> None:
         """Hashes were made since ``begin``, in the midst of a match."""
@@ -66,7 +70,7 @@ class Stages:
         """Nanoseconds in each stage that there was, all attempts together."""
         spent: dict[Stage, int] = {}
         last = self.began
-        for stage, at in self._marks:
+        for stage, at in zip(self._done, self._times, strict=True):
             spent[stage] = spent.get(stage, 0) + at - last
             last = at
         if self._hashed:

@@ -73,6 +73,25 @@ class Pool(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     """Speaks HTTP/1.1; one exchange at a time."""
 
+    __slots__ = (
+        "_deadline",
+        "_done",
+        "_ends_at",
+        "_has_head",
+        "_is_paused",
+        "_is_unanswered",
+        "_limits",
+        "_loop",
+        "_pool",
+        "_reader",
+        "_receiver",
+        "_rings_at",
+        "_timer",
+        "_transport",
+        "idle_since",
+        "is_closed",
+    )
+
     def __init__(self, pool: Pool, loop: asyncio.AbstractEventLoop) -> None:
         self._pool = pool
         self._loop = loop

@@ -12,7 +12,6 @@ import logging
 import math
 import socket
 import ssl
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias
 
@@ -140,6 +139,29 @@ class HttpServer:
 class Connection(asyncio.Protocol):
     """One client's connection."""
 
+    __slots__ = (
+        "_half_closed",
+        "_is_finishing",
+        "_is_lingering",
+        "_loop",
+        "_reader",
+        "_refusal",
+        "_reply",
+        "_running",
+        "_server",
+        "_since",
+        "_stalled_since",
+        "_task",
+        "_unsent",
+        "_unsent_bytes",
+        "_waiting",
+        "_writable",
+        "is_closed",
+        "is_stalled",
+        "peer",
+        "transport",
+    )
+
     def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
         self._loop = loop
@@ -148,7 +170,7 @@ class Connection(asyncio.Protocol):
         self.peer = ""
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
-        self._waiting: deque[Request] = deque()
+        self._waiting: list[Request] = []  # a few at the most; an empty deque takes 600 bytes
         self._refusal: RequestError | None = None  # of what came behind them
         self._reply: Reply | None = None  # to the request under way
         self._task: asyncio.Task[None] | None = None  # which answers it
@@ -234,7 +256,7 @@ class Connection(asyncio.Protocol):
     def _answer_waiting(self) -> None:
         """Answer in order until one takes its time."""
         while self._waiting and self._reply is None and not self.is_closed:
-            self._answer(self._waiting.popleft())
+            self._answer(self._waiting.pop(0))
         if self._reply is not None or self.is_closed:
             return
         if self._refusal is not None:
