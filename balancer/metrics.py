@@ -6,7 +6,6 @@ when the page is read. Labels are bounded: a model that is not served is ``other
 
 import time
 from bisect import bisect_left
-from collections import Counter as Counter_
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import accumulate
@@ -104,7 +103,7 @@ class _Ended(Collector):
     """What is counted of every attempt: here, because the client library's counters cost ten times as much."""
 
     def __init__(self) -> None:
-        self.attempts: Counter_[tuple[str, str, Outcome]] = Counter_()
+        self.attempts: defaultdict[tuple[str, str, Outcome], int] = defaultdict(int)
         """By model, path and outcome."""
         self.tokens: defaultdict[tuple[str, ReplicaId], list[int]] = defaultdict(lambda: [0, 0])
         """Of prompts, and of these predicted to be cached, by model and replica."""

@@ -30,7 +30,10 @@ MAX_ID: Final = (1 << 63) - 1
 
 _COUNT: Final = Struct("<I")
 _COUNTS: Final = Struct("<II")
-_OWN: Final = Struct("<4xQQ")  # as long as no other name is
+_OWN: Final = Struct("<8xQQ")
+_ENGINE: Final = b"t"
+"""With these, names have lengths of their own: a text can be made to look like packed tokens, which others are named by."""
+
 _MIDDLE: Final = b","
 _END: Final = b"]"
 
@@ -198,7 +201,7 @@ class EngineKeys(TextKeys):
         self._recipe = recipe
         self._extras = BlockExtras(recipe, extras)
         self._parent = recipe.none_hash()
-        super().__init__(ids, recipe.block_size, self._extras.identity() + self._parent)
+        super().__init__(ids, recipe.block_size, _ENGINE + self._extras.identity() + self._parent)
 
     def _hash_blocks(self, tokens: list[int]) -> tuple[Sequence[int], bytes]:
         first, blocks = len(self._keys), len(tokens) // self._block_size

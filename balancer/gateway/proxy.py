@@ -14,8 +14,7 @@ from balancer.gateway import headers
 from balancer.gateway.access import STRANGER, Access
 from balancer.gateway.attempt import Asking, Attempt, Failed, Means, ending
 from balancer.gateway.body import unpacked
-from balancer.gateway.reading import asked as made_of
-from balancer.gateway.reading import parse, tokenised
+from balancer.gateway.reading import conclude, parse, tokenise
 from balancer.gateway.refusals import refuse
 from balancer.http.client import HttpClient
 from balancer.http.messages import Request
@@ -62,8 +61,8 @@ class Proxy:
             parsed = parse(service, self._access, visit, path, content_type, body, record.stages)
             prompts = parsed.prompts
             if parsed.is_text:
-                prompts = await tokenised(service, visit, path, parsed, record.stages)
-            asked = made_of(service, parsed, prompts, request_id, record.stages)
+                prompts = await tokenise(service, visit, path, parsed, record.stages)
+            asked = conclude(service, parsed, prompts, request_id, record.stages)
             record.model = asked.request.model
             if permit is not NO_PERMIT:
                 permit.spend(sum(asked.request.prompt_lengths), self._loop.time())

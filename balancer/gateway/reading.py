@@ -63,11 +63,11 @@ async def read_request(
 
     Raises:
         BadRequest, Forbidden, UnknownModel, NoReplica: as ``parse``.
-        PromptTooLong: as ``asked``.
+        PromptTooLong: as ``conclude``.
     """
     parsed = parse(service, access, visit, path, content_type, body, stages)
-    prompts = await tokenised(service, visit, path, parsed, stages) if parsed.is_text else parsed.prompts
-    return asked(service, parsed, prompts, request_id, stages)
+    prompts = await tokenise(service, visit, path, parsed, stages) if parsed.is_text else parsed.prompts
+    return conclude(service, parsed, prompts, request_id, stages)
 
 
 def parse(
@@ -98,14 +98,14 @@ def parse(
     return Parsed(inbound, model, admitted, prompts, is_text)
 
 
-async def tokenised(service: RouterService, visit: Visit, path: str, parsed: Parsed, stages: Stages) -> Prompts:
+async def tokenise(service: RouterService, visit: Visit, path: str, parsed: Parsed, stages: Stages) -> Prompts:
     """The second step, of a text alone: its tokens, as a replica makes them."""
-    prompts = await _tokenise(service, path, parsed.inbound, parsed.model, parsed.admitted.body, visit.questions)
+    prompts = await _tokens(service, path, parsed.inbound, parsed.model, parsed.admitted.body, visit.questions)
     stages.passed(Stage.TOKENIZE)
     return prompts
 
 
-def asked(service: RouterService, parsed: Parsed, prompts: Prompts, request_id: str, stages: Stages) -> Asked:
+def conclude(service: RouterService, parsed: Parsed, prompts: Prompts, request_id: str, stages: Stages) -> Asked:
     """The last step.
 
     Raises:
@@ -138,7 +138,7 @@ def _is_taken_by_none(prompts: Prompts, longest: int | None) -> bool:
     return longest is not None and any(len(each.tokens) > longest for each in prompts)
 
 
-async def _tokenise(
+async def _tokens(
     service: RouterService, path: str, inbound: Inbound, model: str, body: bytes, questions: Mapping[str, str]
 ) -> Prompts:
     """The tokens of a text request. An endpoint where nobody listens is lost, and another one is asked."""

@@ -1,6 +1,7 @@
 """``hashing/token_text.py``: what is read of a text are its ids, and its keys are theirs, however it is written."""
 
 import json
+from array import array
 from collections.abc import Sequence
 
 import pytest
@@ -11,7 +12,7 @@ from hashing import token_text
 from hashing.chain import Chain
 from hashing.errors import RecipeError, UnhashableError
 from hashing.extras import Extras, Lora
-from hashing.memory import ChainMemory
+from hashing.memory import STRIDE, ChainMemory
 from hashing.own import LearnedKeys, OwnChain
 from hashing.recipes import Recipe
 from hashing.token_text import MAX_ID, EngineKeys, OwnKeys, TokenText
@@ -131,3 +132,15 @@ def test_a_warm_text_is_not_read() -> None:
         assert found is not None
         assert EngineKeys(RECIPE, found).keys(ALL) == Chain(RECIPE, prompt).keys(ALL)
         assert bool(found._read) is not is_warm
+
+
+def test_a_text_that_looks_like_packed_tokens_has_keys_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_text, "PIECE", 1_000)
+    memory, recipe = ChainMemory(), Recipe(block_size=1)
+    text = b"1234," * 51 + b"1"
+    alike = array("I", text)
+    assert len(alike) == STRIDE
+    assert Chain(recipe, alike, memory=memory).keys(ALL) == Chain(recipe, alike).keys(ALL)
+    found = read(b"[%b]" % text, memory)
+    assert found is not None
+    assert EngineKeys(recipe, found).keys(ALL) == Chain(recipe, list(found)).keys(ALL)
