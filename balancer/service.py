@@ -422,10 +422,11 @@ class RouterService:
         match order:
             case Order.CLEAR:
                 self.router.caches.apply(replica, [AllBlocksCleared()])
-            case Order.BEGIN_ANEW if replica in self._publishers:
-                log.info("%s: %s", replica, reason)
-                self.feed.reader.add(self._publishers[replica])  # the old subscription ends with a Forget
             case Order.BEGIN_ANEW:
+                if replica in self._publishers:
+                    log.info("%s: %s", replica, reason)
+                    self.feed.reader.add(self._publishers[replica])
+                # The old subscription ends with a Forget, behind all that is queued; requests need not be misled until then.
                 self.router.caches.observe(replica, [Forget(reason)])
 
     def _break_silence(self, replica: ReplicaId) -> None:
