@@ -64,6 +64,14 @@ class Brain(Protocol):
         """
         ...
 
+    def route_at_once(self, request: RouteRequest, origin: Origin) -> Decision | None:
+        """The same as ``route``, as far as that is decided now; None where it has to be waited for.
+
+        Raises:
+            RequestError: as ``route``.
+        """
+        ...
+
     async def route(self, request: RouteRequest, origin: Origin, claim: Claim) -> Decision:
         """Choose a replica for the request; where all are saturated, it waits for its turn.
 
@@ -87,7 +95,7 @@ class Brain(Protocol):
         """The prompt has been computed. Told, and not waited for: it is called between two pieces of an answer."""
         ...
 
-    async def release(
+    def release_at_once(
         self, lease: int, outcome: Outcome, truth: Truth | None = None, failure: Failure | None = None
     ) -> None:
         """The request has ended; ``truth`` is what the engine said of it, ``failure`` what the replica did wrong."""
@@ -95,6 +103,10 @@ class Brain(Protocol):
 
     def hashes(self, prompts: Sequence[Prompt], salt: str | None, stages: Stages) -> PrefixHashes:
         """The prompts' block hashes; ``stages`` is told how long making them takes."""
+        ...
+
+    def read_ids(self, body: bytes, begin: int, end: int) -> Sequence[int] | None:
+        """The token ids of the JSON list between two places of a body; None unless it is one. ``hashes`` knows it again."""
         ...
 
     def default_model(self, is_allowed: Callable[[str], bool]) -> str:

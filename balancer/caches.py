@@ -208,8 +208,9 @@ class Caches:
 
     def views(self, now: float) -> Mapping[ReplicaId, View]:
         """The same of every replica."""
-        for each in list(self._unjudged):
-            self.view(each, now)
+        if self._unjudged:
+            for each in list(self._unjudged):
+                self.view(each, now)
         return self._views
 
     @property

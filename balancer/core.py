@@ -96,7 +96,7 @@ class RouteRequest(msgspec.Struct, frozen=True):
     compute their whole prompt whatever is cached (vLLM: ``prompt_logprobs``). ``is_comparable`` says whether the engine's
     ``cached_tokens`` will be that of this one prompt. ``request_id`` names it to people. ``stages`` is told what has been done
     for it. ``rendered_at`` is when an engine was asked for the tokens of its text, which the next one may make otherwise; None
-    for tokens that the client has sent. ``beginning`` names how the prompt begins (``balancer.leaning``), or is 0.
+    for tokens that the client has sent.
     """
 
     model: str
@@ -109,7 +109,6 @@ class RouteRequest(msgspec.Struct, frozen=True):
     stages: Stages = UNTIMED
     request_id: str = ""
     rendered_at: float | None = None
-    beginning: int = 0
 
     @property
     def prompt_tokens(self) -> int:

@@ -69,6 +69,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self._live: dict[ReplicaId, LiveReplica] = {}
+        self._serving: dict[str, list[LiveReplica]] = {}  # by model, as long as no replica comes, changes or goes
         self._leases: dict[int, _Lease] = {}
         self._next_lease = 1
 
@@ -87,6 +88,7 @@ class Fleet:
 
     def put(self, replica: Replica) -> None:
         """Add a replica, or replace what is known of it; work under way and status stay."""
+        self._serving.clear()
         live = self._live.get(replica.id)
         if live is None:
             self._live[replica.id] = LiveReplica(replica)
@@ -95,6 +97,7 @@ class Fleet:
 
     def remove(self, replica: ReplicaId) -> None:
         """Take a replica out; its open leases may still be released."""
+        self._serving.clear()
         self._live.pop(replica, None)
 
     def set_status(self, replica: ReplicaId, status: Status) -> None:
@@ -113,8 +116,13 @@ class Fleet:
         return [live.replica.id for live in self if live.drain is Drain.LEAVING and not live.in_flight]
 
     def serving(self, model: str) -> list[LiveReplica]:
-        """Every replica of this model, available or not."""
-        return [live for live in self._live.values() if model in live.replica.models]
+        """Every replica of this model, available or not; only to be read."""
+        found = self._serving.get(model)
+        if found is None:
+            found = [live for live in self._live.values() if model in live.replica.models]
+            if found:  # clients choose the names of those that there are not
+                self._serving[model] = found
+        return found
 
     def behind(self, endpoint: str) -> list[LiveReplica]:
         """The replicas of one endpoint, available or not."""

@@ -14,6 +14,7 @@ from hashing.extras import Extras, Lora
 from hashing.memory import ChainMemory
 from hashing.own import LearnedKeys, OwnChain
 from hashing.recipes import Recipe
+from hashing.token_text import EngineKeys, OwnKeys, TokenText
 from indexer.index import Keys
 
 
@@ -47,6 +48,9 @@ class PromptHashes:
         begin = self._stages.now()
         try:
             for tokens, media in zip(self._prompts, self._media, strict=True):
+                if isinstance(tokens, TokenText) and media is NO_MEDIA:
+                    made.append(_of_text(recipe, tokens, Extras(lora=adapter, salt=self._salt)))
+                    continue
                 known = tokens if media.known_tokens is None else tokens[: media.known_tokens]
                 extras = Extras(lora=adapter, multimodal=media.items, salt=self._salt)
                 if isinstance(recipe, LearnedKeys):
@@ -57,6 +61,10 @@ class PromptHashes:
             return []
         self._stages.hashed(begin)
         return made if self._stages is UNTIMED else [_Timed(chain, self._stages) for chain in made]
+
+
+def _of_text(recipe: Recipe | LearnedKeys, ids: TokenText, extras: Extras) -> Keys:
+    return OwnKeys(recipe, ids, extras) if isinstance(recipe, LearnedKeys) else EngineKeys(recipe, ids, extras)
 
 
 class _Timed:

@@ -53,15 +53,25 @@ def cut_list(body: bytes, field: bytes) -> tuple[bytes, bytes] | None:
     """The text of a long list of numbers, and the body with ``null`` in its place; None where that cannot be done.
 
     A JSON parser takes a nanosecond for each byte that it only skips, which is most of the cost of a prompt that was read
-    before. What looks like the field's name can be nothing else, for a quote within a string has a backslash before it; where
-    there are several, or where it stands deeper down, the body that is left says so when it is read. A list of numbers ends at
-    the first bracket; of another list what is left is no JSON.
+    before.
+    """
+    found = find_list(body, field)
+    if found is None:
+        return None
+    begin, end = found
+    return body[begin:end], b"%bnull%b" % (body[:begin], body[end:])
+
+
+def find_list(body: bytes, field: bytes) -> tuple[int, int] | None:
+    """Where the list of numbers of this field begins and ends, if there is one.
+
+    What looks like the field's name can be nothing else, for a quote within a string has a backslash before it; where there are
+    several, or where it stands deeper down, the body that is left without it says so when it is read. A list of numbers ends
+    at the first bracket; of another list what is left is no JSON.
     """
     found = re.search(rb'"%b"[ \t\r\n]*:[ \t\r\n]*\[' % field, body)
     end = -1 if found is None else body.find(b"]", found.end())
-    if found is None or end < 0:
-        return None
-    return body[found.end() - 1 : end + 1], b"%bnull%b" % (body[: found.end() - 1], body[end + 1 :])
+    return None if found is None or end < 0 else (found.end() - 1, end + 1)
 
 
 _WORDS: Final = {"str": "a text", "int": "a number", "bool": "true or false", "array": "a list", "object": "an object"}

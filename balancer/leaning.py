@@ -5,8 +5,6 @@ restarted without a snapshot, and one beside it, find again what lies where no e
 replica that comes or goes moves its own prompts only.
 """
 
-from array import array
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -19,20 +17,8 @@ _MIX: Final = 0x9E3779B97F4A7C15
 _64_BITS: Final = 2**64 - 1
 
 
-def beginning_of(tokens: Sequence[int], salt: str | None) -> int:
-    """Names the beginning of a prompt; 0 for one that is too short, or that has ids that no engine knows."""
-    if len(tokens) < BEGINNING:
-        return 0
-    try:
-        return xxhash.xxh3_64_intdigest(
-            array("Q", tokens[:BEGINNING]).tobytes() + (salt or "").encode(errors="replace")
-        )
-    except OverflowError:
-        return 0
-
-
 def lean(beginning: int, replica: str) -> int:
-    """How much such a prompt leans to the replica; more than 0."""
+    """How much a prompt whose beginning has this key leans to the replica; more than 0."""
     return ((beginning ^ _seed(replica)) * _MIX & _64_BITS) | 1
 
 

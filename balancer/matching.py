@@ -68,6 +68,16 @@ class Matcher:
             return ()
         return request.hashes.chains(recipe, replica.adapter(request.model))
 
+    def beginning(self, request: RouteRequest, replica: Replica, tokens: int) -> int:
+        """The replica's own key of the first prompt's first so many tokens; 0 where it has none, or nobody knows it."""
+        chains = self.chains(request, replica)
+        recipe = self.recipe(replica)
+        if recipe is None or not chains:
+            return 0
+        blocks = max(1, tokens // recipe.block_size)
+        keys = chains[0].keys(blocks)
+        return keys[blocks - 1] if len(keys) >= blocks else 0
+
     def match(self, request: RouteRequest, replicas: Sequence[Replica]) -> dict[ReplicaId, int]:
         """Tokens of the request that each replica holds or is expected to hold, summed over its prompts."""
         found: dict[ReplicaId, int] = {}

@@ -33,7 +33,7 @@ def is_deeper(body: bytes, limit: int) -> bool:
 
 def _has_more(body: bytes, limit: int) -> bool:
     """Whether more lists and objects than this begin anywhere, those in strings included."""
-    return sum(_count(body, bracket) for bracket in (b"[", b"{")) > limit
+    return _count(body, b"[") + _count(body, b"{") > limit
 
 
 def _count(body: bytes, bracket: bytes) -> int:

@@ -7,10 +7,9 @@ Between calls: each open lease belongs to one replica, and is released exactly o
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
 from typing import Final
-
-import msgspec
 
 from balancer.admission import AdmissionSettings, Pool
 from balancer.caches import Caches, Sent
@@ -19,13 +18,16 @@ from balancer.ejection import Ejections, EjectionSettings
 from balancer.errors import Contended, NoReplica, Saturated, UnknownModel
 from balancer.fleet import Fleet, LiveReplica, Status
 from balancer.healing import SETTLE_SECONDS
-from balancer.leaning import lean
+from balancer.leaning import BEGINNING, lean
 from balancer.matching import Holding
 from balancer.policies.base import Policy
 from balancer.slow_start import SlowStart, SlowStartSettings
 from balancer.stages import Stage
 from balancer.words import counted
 from indexer.index import MAX_BLOCKS, ReplicaId
+
+NOTHING_KNOWN: Final = Holding([], 0)
+"""Of a request whose tokens nobody knows."""
 
 NO_ADMISSION: Final = AdmissionSettings()
 DEFAULT_EJECTION: Final = EjectionSettings()
@@ -88,14 +90,12 @@ class Router:
             Saturated: each of them that can has as much to do as it may have.
             Contended: each of them has asked not to be sent anything for a while.
         """
-        decision, holding = self._decide(request, now, draw)
-        live = self.fleet.get(decision.replica.id)
-        assert live is not None, "a replica was chosen that is not in the fleet"
-        lease = self.fleet.acquire(live, decision.prompt_tokens - decision.cached_tokens)
-        decision = msgspec.structs.replace(decision, lease=lease)
+        live, chosen, candidates = self._choose(request, now, draw)
+        lease = self.fleet.acquire(live, chosen.uncached_tokens)
+        decision, holding = self._decision(request, live.replica, chosen, candidates, lease)
         self._open[lease] = self.caches.sent(decision, request, holding.missing)
         request.stages.passed(Stage.MATCH)
-        self.ejections.sent(decision.replica.id, lease, now)
+        self.ejections.sent(live.replica.id, lease, now)
         return decision
 
     def adopt(self, replica: ReplicaId, queued_tokens: int, now: float) -> int | None:
@@ -117,7 +117,8 @@ class Router:
         Raises:
             UnknownModel, NoReplica, Contended, Saturated: as ``route``.
         """
-        return self._decide(request, now, draw)[0]
+        live, chosen, candidates = self._choose(request, now, draw)
+        return self._decision(request, live.replica, chosen, candidates, 0)[0]
 
     def room(self, request: RouteRequest | Pool, now: float) -> list[LiveReplica]:
         """The replicas that may be sent a request like this now; never none.
@@ -205,43 +206,63 @@ class Router:
         else:
             self.ejections.cancelled(replica, lease, now)
 
-    def _decide(self, request: RouteRequest, now: float, draw: float) -> tuple[Decision, Holding]:
+    def _choose(
+        self, request: RouteRequest, now: float, draw: float
+    ) -> tuple[LiveReplica, Candidate, tuple[Candidate, ...]]:
+        """The replica that the policy chooses, as it is and as the policy saw it, with all that it saw."""
         serving = self.room(request, now)
         stages = request.stages
         stages.passed(Stage.QUEUE)
-        replicas = [live.replica for live in serving]
-        shares = self.slow_start.shares([replica.id for replica in replicas], now)
+        shares = self.slow_start.shares([live.replica.id for live in serving], now)
         caches, prompt_tokens = self.caches, request.prompt_tokens
         views = caches.views(now)  # before the match: what was remembered of those that are known by now is void
-        matches = caches.matcher.match(request, replicas)
-        beginning = 0 if any(matches.values()) else request.beginning
-        candidates = tuple(
-            Candidate(
-                replica=live.replica.id,
-                prompt_tokens=prompt_tokens,
-                cached_tokens=matches.get(live.replica.id, 0),
-                queued_tokens=live.queued_tokens,
-                in_flight=live.in_flight,
-                last_lease=live.last_lease,
-                knowledge=views[live.replica.id].state,
-                share=1.0 if shares is None else shares[at],
-                lean=lean(beginning, live.replica.id) if beginning else 0,
+        matches = caches.matcher.match(request, [live.replica for live in serving]) if request.prompt_lengths else {}
+        beginning = 0 if any(matches.values()) else self._beginning(request, serving)
+        candidates = []
+        for at, live in enumerate(serving):
+            name = live.replica.id
+            candidates.append(
+                Candidate(  # by position, which costs half as much as by name
+                    name,
+                    prompt_tokens,
+                    matches.get(name, 0),
+                    live.queued_tokens,
+                    live.in_flight,
+                    live.last_lease,
+                    views[name].state,
+                    1.0 if shares is None else shares[at],
+                    lean(beginning, name) if beginning else 0,
+                )
             )
-            for at, live in enumerate(serving)
-        )
         stages.passed(Stage.MATCH)
-        chosen = self.policy.choose(candidates, draw)
+        seen = tuple(candidates)
+        chosen = self.policy.choose(seen, draw)
         stages.passed(Stage.CHOOSE)
-        replica = next(each for each in replicas if each.id == chosen.replica)
-        holding = caches.matcher.holding(request, replica)
-        is_comparable = request.is_comparable and bool(caches.matcher.chains(request, replica))
+        taken = self.fleet.get(chosen.replica)
+        assert taken is not None, "a replica was chosen that is not in the fleet"
+        return taken, chosen, seen
+
+    def _beginning(self, request: RouteRequest, serving: Sequence[LiveReplica]) -> int:
+        """How the first prompt begins, in the keys of one replica: the same one in every process."""
+        if not request.prompt_lengths or request.prompt_lengths[0] < BEGINNING:
+            return 0
+        first = min((live.replica for live in serving), key=lambda each: each.id)
+        return self.caches.matcher.beginning(request, first, BEGINNING)
+
+    def _decision(
+        self, request: RouteRequest, replica: Replica, chosen: Candidate, candidates: tuple[Candidate, ...], lease: int
+    ) -> tuple[Decision, Holding]:
+        caches = self.caches
+        knows_tokens = bool(request.prompt_lengths)
+        holding = caches.matcher.holding(request, replica) if knows_tokens else NOTHING_KNOWN
+        is_comparable = knows_tokens and request.is_comparable and bool(caches.matcher.chains(request, replica))
         decision = Decision(
-            lease=0,
+            lease=lease,
             replica=replica,
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=chosen.prompt_tokens,
             cached_tokens=chosen.cached_tokens,
             is_predicted=is_comparable and chosen.knowledge.is_promise and not caches.index.has_other_tiers(replica.id),
-            knows_tokens=bool(request.prompt_lengths),
+            knows_tokens=knows_tokens,
             policy=self.policy_name,
             candidates=candidates,
             model=request.model,
@@ -253,6 +274,12 @@ class Router:
 
     def _available(self, request: RouteRequest | Pool, now: float) -> list[LiveReplica]:
         serving = self.fleet.serving(request.model)
+        if serving and not request.excluded and not self.ejections:
+            for live in serving:
+                if live.health is not Status.READY or live.drain is not None or live.rests_until > now:
+                    break
+            else:  # the usual case
+                return serving
         if not len(self.fleet):
             raise NoReplica(
                 "no replica has answered yet; see /kvlb/status for the endpoints that are tried", retry_after=5

@@ -52,6 +52,7 @@ from balancer.upstream import open_session
 from balancer.waiting import Waiting
 from balancer.warm import WarmStart
 from hashing.memory import ChainMemory
+from hashing.token_text import TokenText
 from indexer.events import AllBlocksCleared
 from indexer.index import ReplicaId
 from indexer.sources.vllm import Publisher, PublisherStatus
@@ -167,17 +168,12 @@ class RouterService:
             NoReplica: none that serves it can take a request now, or some have not answered since the start.
             Saturated: none has had a place for it in time, or too many wait for one.
         """
-        decision = self.route_at_once(request, origin)
-        return (
-            decision if decision is not None else self._sent(await self.waiting.turn(request, claim), request, origin)
+        return self.route_at_once(request, origin) or self._sent(
+            await self.waiting.turn(request, claim), request, origin
         )
 
     def route_at_once(self, request: RouteRequest, origin: Origin = NOBODY) -> Decision | None:
-        """As ``route``, but None where the request has to wait for its turn.
-
-        Raises:
-            UnknownModel, NoReplica, Saturated: as ``route``.
-        """
+        """The same, as far as that is decided now; None where the request has to wait."""
         decision = self.waiting.at_once(request)
         return None if decision is None else self._sent(decision, request, origin)
 
@@ -224,7 +220,8 @@ class RouterService:
     def started(self, lease: int) -> None:
         """The prompt has been computed. Told, and not waited for: it is called between two pieces of an answer."""
         self.router.started(lease, time.monotonic())
-        self.waiting.look()
+        if self.waiting.has_any:
+            self.waiting.look()
 
     def follow(self, decision: Decision, answer: Answer) -> None:
         """Look at this answer now and then while it is under way."""
@@ -233,10 +230,13 @@ class RouterService:
     async def release(
         self, lease: int, outcome: Outcome, truth: Truth | None = None, failure: Failure | None = None
     ) -> None:
-        self.ended(lease, outcome, truth, failure)
+        """The request has ended; ``truth`` is what the engine said of it, ``failure`` what the replica did wrong."""
+        self.release_at_once(lease, outcome, truth, failure)
 
-    def ended(self, lease: int, outcome: Outcome, truth: Truth | None = None, failure: Failure | None = None) -> None:
-        """The request has ended: ``release``, for who cannot wait."""
+    def release_at_once(
+        self, lease: int, outcome: Outcome, truth: Truth | None = None, failure: Failure | None = None
+    ) -> None:
+        """The same, for whoever lives in this process."""
         self._give_back(lease, outcome, truth, failure)
         self.care.stalls.ended(lease, is_good=outcome is Outcome.OK)
         silent = self.silence.ended(lease, is_good=outcome is Outcome.OK, truth=truth)
@@ -258,13 +258,18 @@ class RouterService:
         failure: Failure | None = None,
     ) -> None:
         self.router.release(lease, outcome, time.monotonic(), truth, failure)
-        self.waiting.answered(lease, truth)
-        self.waiting.look()
+        if self.waiting.has_any:
+            self.waiting.answered(lease, truth)
+            self.waiting.look()
 
     def hashes(self, prompts: Sequence[Prompt], salt: str | None, stages: Stages = UNTIMED) -> PromptHashes:
         """The prompts' block hashes, made as far as they are needed; ``stages`` is told how long that takes."""
         tokens, media = [each.tokens for each in prompts], [each.media for each in prompts]
         return PromptHashes(tokens, salt, self.memory, media, stages)
+
+    def read_ids(self, body: bytes, begin: int, end: int) -> Sequence[int] | None:
+        """The token ids of the JSON list between two places of a body; None unless it is one. ``hashes`` knows it again."""
+        return TokenText.read(body, begin, end, self.memory)
 
     # What is known
 
@@ -489,10 +494,11 @@ class RouterService:
         match order:
             case Order.CLEAR:
                 self.router.caches.apply(replica, [AllBlocksCleared()])
-            case Order.BEGIN_ANEW if replica in self._publishers:
-                log.info("%s: %s", replica, reason)
-                self.feed.reader.add(self._publishers[replica])  # the old subscription ends with a Forget
             case Order.BEGIN_ANEW:
+                if replica in self._publishers:
+                    log.info("%s: %s", replica, reason)
+                    self.feed.reader.add(self._publishers[replica])
+                # The old subscription ends with a Forget, behind all that is queued; requests need not be misled until then.
                 self.router.caches.observe(replica, [Forget(reason)])
 
     def _break_silence(self, replica: ReplicaId) -> None:

@@ -41,7 +41,8 @@ class SlowStart:
         They are relative because nobody is spared by holding back where all are new, as after a restart of the gateway.
         """
         for replica in candidates:
-            self._note(replica, now)
+            if replica not in self._since:
+                self._note(replica, now)
         if now >= self._all_full_at:
             return None
         settings = self._settings

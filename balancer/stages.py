@@ -37,46 +37,54 @@ class Lap(msgspec.Struct, frozen=True, gc=False):
 class Stages:
     """One request's laps. Changes with ``passed`` and ``hashed``."""
 
-    __slots__ = ("_clock", "_hashed", "_last", "began", "laps")
+    __slots__ = ("_done", "_hashed", "_times", "began", "now")
 
     def __init__(self, clock: Callable[[], int]) -> None:
-        self._clock = clock
-        self.began = self._last = clock()
-        self.laps: list[Lap] = []
+        self.now = clock
+        """The time on its clock."""
+        self.began = clock()
+        # What has been done, and when: laps are made where somebody asks. A stream holds these until its end, and pairs would
+        # take twice the memory.
+        self._done: list[Stage] = []
+        self._times: list[int] = []
         self._hashed = 0
 
     def __repr__(self) -> str:
         return f"<Stages {', '.join(f'{stage} {ns / 1e6:.3f} ms' for stage, ns in self.spent().items())}>"
 
-    def now(self) -> int:
-        """The time on its clock."""
-        return self._clock()
-
     def passed(self, stage: Stage) -> None:
         """What has been done since the last call was this."""
-        now = self._clock()
-        self.laps.append(Lap(stage, self._last, now))
-        self._last = now
+        self._done.append(stage)
+        self._times.append(self.now())
+
+    @property
+    def laps(self) -> list[Lap]:
+        """What has been done, in its order."""
+        begins = [self.began, *self._times]
+        return [Lap(*each) for each in zip(self._done, begins, self._times, strict=False)]
 
     def passed_elsewhere(self, stage: Stage, others: Mapping[Stage, int]) -> None:
         """As ``passed``; so many nanoseconds of it, here the last ones, somebody else has spent on other stages."""
-        now = self._clock()
-        at = max(self._last, now - sum(others.values()))
-        self.laps.append(Lap(stage, self._last, at))
+        now = self.now()
+        at = max(self._times[-1] if self._times else self.began, now - sum(others.values()))
+        self._done.append(stage)
+        self._times.append(at)
         for other, ns in others.items():
-            begin, at = at, min(now, at + ns)
-            self.laps.append(Lap(other, begin, at))
-        self._last = now
+            at = min(now, at + ns)
+            self._done.append(other)
+            self._times.append(at)
 
     def hashed(self, begin: int) -> None:
         """Hashes were made since ``begin``, in the midst of a match."""
-        self._hashed += self._clock() - begin
+        self._hashed += self.now() - begin
 
     def spent(self) -> dict[Stage, int]:
         """Nanoseconds in each stage that there was, all attempts together."""
         spent: dict[Stage, int] = {}
-        for lap in self.laps:
-            spent[lap.stage] = spent.get(lap.stage, 0) + lap.end - lap.begin
+        last = self.began
+        for stage, at in zip(self._done, self._times, strict=True):
+            spent[stage] = spent.get(stage, 0) + at - last
+            last = at
         if self._hashed:
             spent[Stage.HASH] = self._hashed
             if Stage.MATCH in spent:

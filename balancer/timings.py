@@ -39,9 +39,10 @@ class StageTimings:
 
     def add(self, stages: Stages) -> None:
         """A request has ended."""
+        counts, sums = self._counts, self._sums
         for stage, ns in stages.spent().items():
-            self._counts[stage][bisect_left(_BOUNDS_NS, ns)] += 1
-            self._sums[stage] += ns
+            counts[stage][bisect_left(_BOUNDS_NS, ns)] += 1
+            sums[stage] += ns
 
     def take(self) -> Timed:
         """All that was counted since the last time; it is counted here no more."""

@@ -63,6 +63,11 @@ class Waiting:
     def __repr__(self) -> str:
         return f"<Waiting {self.queue!r}>"
 
+    @property
+    def has_any(self) -> bool:
+        """Whether anybody waits, or is served who had to."""
+        return bool(self._waiters or self._served)
+
     async def decision(self, request: RouteRequest, claim: Claim) -> Decision:
         """Where the request goes, as soon as there is a place for it.
 
@@ -70,30 +75,26 @@ class Waiting:
             Saturated: there is none in time, or too many wait for one.
             RequestError: whatever else ``decide`` says.
         """
-        decision = self.at_once(request)
-        return decision if decision is not None else await self.turn(request, claim)
+        return self.at_once(request) or await self.turn(request, claim)
 
     def at_once(self, request: RouteRequest) -> Decision | None:
-        """Where the request goes, or None where it has to wait for its ``turn``.
+        """Where the request goes if there is a place for it now; None where it has to wait for its ``turn``.
 
         Raises:
-            RequestError: whatever ``decide`` says.
+            Saturated: there is none, and nobody waits here.
+            RequestError: whatever else ``decide`` says.
         """
-        self.look()
+        if self._waiters:
+            self.look()
         try:
             return self._decide(request)
         except (Saturated, Contended):
             if not self._is_on:
                 raise
-            return None
+        return None
 
     async def turn(self, request: RouteRequest, claim: Claim) -> Decision:
-        """Where a request goes that has to wait, once it has waited.
-
-        Raises:
-            Saturated: there is no place in time, or too many wait for one.
-            RequestError: whatever else ``decide`` says.
-        """
+        """Where it goes after it has waited, as ``decision``."""
         waiter = self._enter(request, claim)
         now = time.monotonic()
         until = min(claim.deadline, now + self._seconds)

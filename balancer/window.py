@@ -22,10 +22,10 @@ class Window:
 
     def add(self, now: float, count: int = 1) -> None:
         """It has happened ``count`` times."""
-        at = self._forget(now)
-        if not self._slices or self._slices[-1][0] != at:
-            self._slices.append([at, 0])
-        self._slices[-1][1] += count
+        slices = self._slices
+        if not slices or slices[-1][0] != now // self._width:  # once a slice is often enough to forget
+            slices.append([self._forget(now), 0])
+        slices[-1][1] += count
         self._total += count
 
     def total(self, now: float) -> int:

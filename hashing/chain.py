@@ -125,7 +125,7 @@ class Chain:
 
     def _hash_until(self, end: int) -> None:
         digests = self._hash(self._parent, len(self._keys), end)
-        self._keys.extend(_keys(digests))
+        self._keys.extend(keys_of(digests))
         self._parent = digests[-1]
         if end % STRIDE == 0:
             self._remember(end - STRIDE)
@@ -138,7 +138,7 @@ class Chain:
 
     def _hash(self, parent: bytes, first: int, last: int) -> list[bytes]:
         size = self.recipe.block_size
-        return _hash(self.recipe, parent, self._tokens[first * size : last * size], self._extras.of(first, last))
+        return hash_tokens(self.recipe, parent, self._tokens[first * size : last * size], self._extras.of(first, last))
 
 
 def continue_chain(
@@ -168,10 +168,11 @@ def hash_blocks(recipe: Recipe, parent: bytes, tokens: Sequence[int], extras: It
     Raises:
         UnhashableError: a token is not an integer from 0 to 2**64 - 1.
     """
-    return _hash(recipe, parent, pack(tokens), extras)
+    return hash_tokens(recipe, parent, pack(tokens), extras)
 
 
-def _hash(recipe: Recipe, parent: bytes, tokens: "array[int]", extras: Iterable[BlockExtra]) -> list[bytes]:
+def hash_tokens(recipe: Recipe, parent: bytes, tokens: Sequence[int], extras: Iterable[BlockExtra]) -> list[bytes]:
+    """As ``hash_blocks``, of tokens that are known to be integers from 0 to 2**64 - 1."""
     hash_block = BLOCK_HASHERS[recipe.algorithm]
     digests = []
     for block, extra in zip(_blocks(tokens, recipe.block_size), extras, strict=False):
@@ -180,11 +181,12 @@ def _hash(recipe: Recipe, parent: bytes, tokens: "array[int]", extras: Iterable[
     return digests
 
 
-def _blocks(tokens: "array[int]", block_size: int) -> Iterable[tuple[int, ...]]:
+def _blocks(tokens: Sequence[int], block_size: int) -> Iterable[tuple[int, ...]]:
     return zip(*[iter(tokens)] * block_size, strict=False)
 
 
-def _keys(digests: Sequence[bytes]) -> list[int]:
+def keys_of(digests: Sequence[bytes]) -> list[int]:
+    """As ``hashing.external.key_of``, of one digest or more of one recipe."""
     key_of_digest = _KEY_OF_DIGEST[len(digests[0])]
     return [key for (key,) in key_of_digest.iter_unpack(b"".join(digests))]
 

@@ -64,6 +64,10 @@ class Visit(msgspec.Struct, frozen=True):
     questions: Mapping[str, str] = {}
 
 
+STRANGER: Final = Visit(questions=_QUESTIONS)
+"""Of most requests, where nobody is asked for a key."""
+
+
 class Admitted(msgspec.Struct, frozen=True):
     """A body as it goes on, the salt in it, and the priority that it asks for (vLLM: lower is earlier)."""
 
@@ -90,6 +94,8 @@ class Access:
             Unauthorized: nobody who is known.
         """
         found = _found(fields)
+        if not found and self.keys is None and self._settings.clients.priority != "strip":
+            return STRANGER
         keys, key, kept_back = self.keys, None, _NONE
         if keys is None:
             caller, told = ANYBODY, found.get(AUTHORIZATION)

@@ -134,7 +134,7 @@ class Attempt(Relay):
             raise
         finally:
             self._release()
-            await means.service.release(decision.lease, self._outcome, self._truth, self._failure)
+            means.service.release_at_once(decision.lease, self._outcome, self._truth, self._failure)
 
     def without(self, failure: Failure) -> RouteRequest:
         """The same request, to be sent to nobody who has failed in this way."""
@@ -213,7 +213,10 @@ class Attempt(Relay):
 
     def _ended(self, watch: StreamWatch | BodyWatch) -> None:
         status = self.reply.status
-        self._truth = truth = msgspec.structs.replace(watch.truth(), status=status)
+        told = watch.truth()
+        self._truth = truth = Truth(  # as ``structs.replace``, in a third of its time
+            told.prompt_tokens, told.cached_tokens, told.completion_tokens, told.finish_reason, status
+        )
         if truth.finish_reason == "abort":
             self._failure = Failure(Fault.ABORT)
         elif status < 400 and watch.is_done and not watch.has_failed:

@@ -92,7 +92,7 @@ def to_replica(
 
     ``key`` is an ``Authorization`` of ours, ``span`` what the replica works within, if anyone traces.
     """
-    kept = _named(end_to_end(fields, NOT_TO_REPLICA | kept_back if kept_back else NOT_TO_REPLICA), request_id)
+    kept = _kept(fields, NOT_TO_REPLICA | kept_back if kept_back else NOT_TO_REPLICA, request_id)
     if key is not None:
         kept.append((b"Authorization", key))
     if span is not None:
@@ -104,7 +104,7 @@ def to_replica(
 
 def to_client(fields: Fields, decision: Decision, request_id: str, *, expose: bool) -> bytes:
     """The lines of the replica's headers, as the client shall see them; with ``expose``, also what was decided and why."""
-    kept = _named(end_to_end(fields, NOT_TO_CLIENT if expose else NOT_TO_STRANGER), request_id)
+    kept = _kept(fields, NOT_TO_CLIENT if expose else NOT_TO_STRANGER, request_id)
     if expose:
         kept += [
             (b"x-kvlb-replica", decision.replica.id.encode()),
@@ -115,12 +115,15 @@ def to_client(fields: Fields, decision: Decision, request_id: str, *, expose: bo
     return lines(kept)
 
 
-def _named(fields: list[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
-    """The same, with this id where they have none."""
-    for at, (name, value) in enumerate(fields):
-        if name.lower() == REQUEST_ID:
-            if not value or _steers(value):
-                fields[at] = (name, request_id.encode())
-            return fields
-    fields.append((REQUEST_ID, request_id.encode()))
-    return fields
+def _kept(fields: Fields, dropped: frozenset[bytes], request_id: str) -> list[tuple[bytes, bytes]]:
+    """Those that go on (``balancer.http.fields.end_to_end``), with this id where they have none."""
+    kept, is_named = [], False
+    for field in end_to_end(fields, dropped):
+        if len(field[0]) == len(REQUEST_ID) and field[0].lower() == REQUEST_ID and not is_named:
+            is_named = True
+            if not field[1] or _steers(field[1]):
+                field = (field[0], request_id.encode())  # noqa: PLW2901 - the others go on as they are
+        kept.append(field)
+    if not is_named:
+        kept.append((REQUEST_ID, request_id.encode()))
+    return kept

@@ -12,10 +12,10 @@ from balancer.brain import Brain
 from balancer.decisions import Origin
 from balancer.errors import Contended, NoReplica, RequestError, Saturated
 from balancer.gateway import headers
-from balancer.gateway.access import Access, Visit
+from balancer.gateway.access import STRANGER, Access
 from balancer.gateway.attempt import Asking, Attempt, Failed, Means, ending
 from balancer.gateway.body import unpacked
-from balancer.gateway.reading import read_request
+from balancer.gateway.reading import conclude, parse, tokenise
 from balancer.gateway.refusals import refuse
 from balancer.http.client import HttpClient
 from balancer.http.messages import Request
@@ -48,19 +48,24 @@ class Proxy:
         named = request.named
         request_id = headers.request_id(named)
         record = self._observer.begin(request, path, request_id, reply)
-        visit, permit = Visit(), NO_PERMIT
+        visit, permit = STRANGER, NO_PERMIT
         try:
             visit = self._access.visit(request.headers)
             caller = visit.caller
             record.tenant = caller.tenant
             permit = await self._service.enter(caller, started)
-            body = await unpacked(request.body, headers.text(named, b"content-encoding"), self._max_body_bytes)
-            content_type = headers.text(named, b"content-type")
-            asked = await read_request(
-                self._service, self._access, visit, path, content_type, body, request_id, record.stages
-            )
+            body = request.body
+            if b"content-encoding" in named:
+                body = await unpacked(body, headers.text(named, b"content-encoding"), self._max_body_bytes)
+            service, content_type = self._service, headers.text(named, b"content-type")
+            parsed = parse(service, self._access, visit, path, content_type, body, record.stages)
+            prompts = parsed.prompts
+            if parsed.is_text:
+                prompts = await tokenise(service, visit, path, parsed, record.stages)
+            asked = conclude(service, parsed, prompts, request_id, record.stages)
             record.model = asked.request.model
-            await self._service.spend(permit, sum(asked.request.prompt_lengths), self._loop.time())
+            if permit is not NO_PERMIT:
+                await service.spend(permit, sum(asked.request.prompt_lengths), self._loop.time())
             origin, timeouts = Origin(request_id, path, asked.salt), self._timeouts[path]
             patience = min(self._max_wait, headers.max_wait(named), timeouts.total)
             claim = Claim(caller.tenant, Urgency.of(asked.priority), started + patience)
@@ -88,7 +93,9 @@ class Proxy:
         tried = 0
         while True:
             try:
-                decision = await service.route(wanted, asking.origin, asking.claim)
+                decision = service.route_at_once(wanted, asking.origin)
+                if decision is None:
+                    decision = await service.route(wanted, asking.origin, asking.claim)
             except (NoReplica, Contended, Saturated):
                 if told is not None:
                     raise told from None

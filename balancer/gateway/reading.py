@@ -15,8 +15,7 @@ from balancer.brain import Brain
 from balancer.core import NO_HASHES, Prompt, RouteRequest
 from balancer.decisions import MAX_ID
 from balancer.errors import BadRequest
-from balancer.gateway.access import Access, Visit
-from balancer.leaning import beginning_of
+from balancer.gateway.access import Access, Admitted, Visit
 from balancer.limits import check_prompt
 from balancer.nesting import is_deeper
 from balancer.openai import Inbound
@@ -40,6 +39,16 @@ class Asked(msgspec.Struct, frozen=True):
     priority: int = 0
 
 
+class Parsed(msgspec.Struct, frozen=True):
+    """What a body says by itself; ``is_text`` while somebody has to tokenise it."""
+
+    inbound: Inbound
+    model: str
+    admitted: Admitted
+    prompts: Prompts
+    is_text: bool
+
+
 async def read_request(
     service: Brain,
     access: Access,
@@ -53,13 +62,26 @@ async def read_request(
     """What a body for ``path`` (one of ``openai.PATHS``) asks of the router; ``stages`` is told what has been done.
 
     Raises:
+        BadRequest, Forbidden, UnknownModel, NoReplica: as ``parse``.
+        PromptTooLong: as ``conclude``.
+    """
+    parsed = parse(service, access, visit, path, content_type, body, stages)
+    prompts = await tokenise(service, visit, path, parsed, stages) if parsed.is_text else parsed.prompts
+    return conclude(service, parsed, prompts, request_id, stages)
+
+
+def parse(
+    service: Brain, access: Access, visit: Visit, path: str, content_type: str, body: bytes, stages: Stages
+) -> Parsed:
+    """The first step: all that can be read off the body, which takes no other's time.
+
+    Raises:
         BadRequest: the body cannot be read, is nested too deeply, or names no model where several are served.
-        PromptTooLong: its tokens are more than the settings allow.
         Forbidden, UnknownModel: it asks for what is not for the caller.
         NoReplica: it names no model, and no endpoint has answered yet.
     """
     limits = service.settings.limits
-    inbound = openai.read(path, content_type, body)
+    inbound = openai.read(path, content_type, body, service.read_ids)
     if not (path in openai.FORMS and forms.is_form(content_type)) and is_deeper(body, limits.max_nesting):
         raise BadRequest(
             f"the body has lists and objects more than {limits.max_nesting} deep within each other (limits.max_nesting); "
@@ -68,31 +90,45 @@ async def read_request(
     model = inbound.model if inbound.model is not None else service.default_model(visit.caller.may_use)
     access.check_model(visit.caller, model)
     admitted = access.admit(visit, path, inbound, body)
-    body, salt = admitted.body, admitted.salt
     stages.passed(Stage.READ)
     prompts: Prompts = ()
     if inbound.token_ids:
         prompts = tuple([Prompt(ids, inbound.media) for ids in inbound.token_ids])
-    elif inbound.has_text and service.settings.tokenizer.enabled:
-        prompts = await _tokenise(service, path, inbound, model, body, visit.questions)
-        stages.passed(Stage.TOKENIZE)
+    is_text = inbound.has_text and not prompts and service.settings.tokenizer.enabled
+    return Parsed(inbound, model, admitted, prompts, is_text)
+
+
+async def tokenise(service: Brain, visit: Visit, path: str, parsed: Parsed, stages: Stages) -> Prompts:
+    """The second step, of a text alone: its tokens, as a replica makes them."""
+    prompts = await _tokens(service, path, parsed.inbound, parsed.model, parsed.admitted.body, visit.questions)
+    stages.passed(Stage.TOKENIZE)
+    return prompts
+
+
+def conclude(service: Brain, parsed: Parsed, prompts: Prompts, request_id: str, stages: Stages) -> Asked:
+    """The last step.
+
+    Raises:
+        PromptTooLong: the tokens are more than the settings allow.
+    """
+    inbound, model, admitted = parsed.inbound, parsed.model, parsed.admitted
+    limits = service.settings.limits
     if prompts:
         check_prompt(sum([len(each.tokens) for each in prompts]), limits)
         if _is_taken_by_none(prompts, service.max_model_len(model)):
             prompts = ()  # nobody need hash a million tokens to say where it would go
     request = RouteRequest(
         model=model,
-        hashes=service.hashes(prompts, salt, stages) if prompts else NO_HASHES,
-        prompt_lengths=tuple([len(each.tokens) for each in prompts]),
-        size_hint=len(body) // BYTES_PER_TOKEN,
+        hashes=service.hashes(prompts, admitted.salt, stages) if prompts else NO_HASHES,
+        prompt_lengths=tuple([len(each.tokens) for each in prompts]) if prompts else (),
+        size_hint=len(admitted.body) // BYTES_PER_TOKEN,
         reads_cache=inbound.reads_cache,
         is_comparable=inbound.is_comparable and len(prompts) == 1 and prompts[0].media.known_tokens is None,
         request_id=request_id[:MAX_ID],
         stages=stages,
         rendered_at=prompts[0].rendered_at if prompts else None,
-        beginning=beginning_of(prompts[0].tokens, salt) if prompts else 0,
     )
-    return Asked(request, salt, body, admitted.priority or 0)
+    return Asked(request, admitted.salt, admitted.body, admitted.priority or 0)
 
 
 def _is_taken_by_none(prompts: Prompts, longest: int | None) -> bool:
@@ -102,7 +138,7 @@ def _is_taken_by_none(prompts: Prompts, longest: int | None) -> bool:
     return longest is not None and any(len(each.tokens) > longest for each in prompts)
 
 
-async def _tokenise(
+async def _tokens(
     service: Brain, path: str, inbound: Inbound, model: str, body: bytes, questions: Mapping[str, str]
 ) -> Prompts:
     """The tokens of a text request. An endpoint where nobody listens is lost, and another one is asked."""

@@ -94,8 +94,12 @@ class EndpointPool:
 
     def take(self, used_after: float) -> UpstreamConnection | None:
         """A kept connection, the last used first: that one is the least likely to be closed by the other side."""
-        self.drop_idle(used_after)
-        return self._idle.popitem()[0] if self._idle else None
+        while self._idle:
+            newest, _ = self._idle.popitem()
+            if newest.idle_since >= used_after:
+                return newest
+            newest.abort()
+        return None
 
     def drop_idle(self, used_before: float) -> None:
         """Close what has not been used for too long."""

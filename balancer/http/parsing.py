@@ -34,6 +34,26 @@ _FRAMING: Final = frozenset({b"host", b"content-length", b"transfer-encoding", b
 class RequestReader:
     """The requests of one connection. Feed it what comes; take them from ``ready``."""
 
+    __slots__ = (
+        "_body",
+        "_check",
+        "_fed",
+        "_has_large_body",
+        "_head",
+        "_headers",
+        "_last",
+        "_max_body_bytes",
+        "_named",
+        "_parser",
+        "_url",
+        "_version",
+        "body_bytes",
+        "has_begun",
+        "is_over",
+        "ready",
+        "waits_for_leave",
+    )
+
     def __init__(self, max_body_bytes: int, check: Check | None = None) -> None:
         """``check`` is asked before a body of more than ``SMALL_BODY`` is read, or one whose length nobody knows."""
         self._check = check
@@ -203,6 +223,20 @@ class BadAnswer(Exception):
 
 class AnswerReader:
     """The answers of one connection, one after the other. ``begin`` before each; feed it what comes."""
+
+    __slots__ = (
+        "_fed",
+        "_headers",
+        "_parser",
+        "_reason",
+        "_to_head",
+        "ends_with_connection",
+        "head",
+        "is_complete",
+        "is_reusable",
+        "on_body",
+        "pieces",
+    )
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []

@@ -31,11 +31,15 @@ class Client(Protocol):
     is_stalled: bool
     """Whether the client does not keep up with what is written."""
     transport: "asyncio.Transport"
+    peer: str
+    """Its address; empty where it has none (a socket in the file system)."""
 
     @property
     def is_finishing(self) -> bool:
         """Whether no further request is taken."""
         ...
+
+    def write(self, data: bytes) -> None: ...
 
     def replied(self, reply: "Reply") -> None: ...
 
@@ -91,8 +95,7 @@ class Reply:
     @property
     def peer(self) -> str:
         """The address at the other end of the connection; empty where it has none (a socket in the file system)."""
-        name = self._client.transport.get_extra_info("peername")
-        return str(name[0]) if isinstance(name, tuple) else ""
+        return self._client.peer
 
     def comes_from(self, source: Source) -> None:
         """Let this one wait from now on while the client does not keep up."""
@@ -166,7 +169,7 @@ class Reply:
             self.has_begun = True
             body = self._head + body
         if body:
-            self._client.transport.write(body)
+            self._client.write(body)
         if is_last:
             self._end()
 
@@ -184,9 +187,9 @@ class Reply:
         if self.request.version != "1.1":
             return False
         if not self.has_begun:
-            self._client.transport.write(CONTINUE)
+            self._client.write(CONTINUE)
         elif self._framing is _Framing.CHUNKED:
-            self._client.transport.write(b"0")
+            self._client.write(b"0")
         else:
             return False
         return True

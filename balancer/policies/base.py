@@ -59,6 +59,8 @@ def lowest(candidates: Sequence[Candidate], cost: Callable[[Candidate], float], 
     """A candidate of the lowest cost; ties are broken by ``pick``."""
     costs = [cost(candidate) for candidate in candidates]
     best = min(costs)
+    if costs.count(best) == 1:
+        return candidates[costs.index(best)]
     return pick([candidate for candidate, value in zip(candidates, costs, strict=True) if value == best], draw)
 
 

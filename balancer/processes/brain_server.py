@@ -252,7 +252,7 @@ class GatewayLink:
         for task in self._waiting.values():
             task.cancel()
         for lease in self.leases.values():
-            self._service.ended(lease, Outcome.CANCELLED)
+            self._service.release_at_once(lease, Outcome.CANCELLED)
         for permit in self._permits.values():
             permit.leave()
         self.leases, self._permits = {}, {}
@@ -274,7 +274,6 @@ class GatewayLink:
             reads_cache=asked.reads_cache,
             is_comparable=asked.is_comparable,
             rendered_at=asked.rendered_at,
-            beginning=asked.beginning,
             excluded=frozenset(asked.excluded),
             stages=stages,
             request_id=asked.request_id[:MAX_ID],
@@ -339,7 +338,7 @@ class GatewayLink:
         self._answers.pop(call, None)
         lease = self.leases.pop(call, None)
         if lease is not None:
-            self._service.ended(lease, release.outcome, release.truth, release.failure)
+            self._service.release_at_once(lease, release.outcome, release.truth, release.failure)
 
     def _adopt(self, adopt: Adopt) -> None:
         lease = self._service.adopt(adopt.replica, adopt.queued_tokens)

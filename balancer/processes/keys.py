@@ -9,6 +9,7 @@ from typing import Final, TypeAlias
 
 from balancer.core import Prompt
 from balancer.hashes import PromptHashes
+from balancer.leaning import BEGINNING
 from balancer.processes.frames import ProtocolError
 from balancer.processes.protocol import KEY_BYTES, Chains, packed, unpacked
 from hashing.errors import RecipeError, UnhashableError
@@ -42,6 +43,13 @@ class OwnHashes(PromptHashes):
             if keys:
                 told.append(Chains(number, adapter, keys))
         return told
+
+    def beginning(self, recipe: Kind, adapter: Lora | None) -> int:
+        """The key of the first prompt's beginning (``balancer.matching.Matcher.beginning``); 0 where it has none."""
+        blocks = max(1, BEGINNING // recipe.block_size)
+        chains = self.chains(recipe, adapter)
+        keys = chains[0].keys(blocks) if chains else ()
+        return keys[blocks - 1] if len(keys) >= blocks else 0
 
     def first(self) -> int:
         """A key of a prompt whose beginning is too short to be named otherwise (``balancer.leaning``): of all of it.

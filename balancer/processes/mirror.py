@@ -76,6 +76,14 @@ class Mirror:
                 self._ways[model] = found
         return found
 
+    def first_way(self, model: str) -> tuple[Kind, Lora | None] | None:
+        """By whose keys the beginning of a prompt is named (``Router``): recipe and adapter of the first by name."""
+        usable = [live.replica for live in self.fleet.serving(model) if live.is_available()]
+        first = min(usable, key=lambda each: each.id, default=None)
+        number = None if first is None else self._recipes[first.id]
+        kind = None if number is None else self._kinds.get(number)
+        return None if kind is None or first is None else (kind, first.adapter(model))
+
     def spare(self, endpoint: str, now: float, *, is_told: bool) -> None:
         """Nobody was there; ``is_told`` when the brain is told, and will say what it is from now on."""
         for live in self.fleet.behind(endpoint):

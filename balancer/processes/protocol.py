@@ -56,7 +56,6 @@ class Route(msgspec.Struct, frozen=True, array_like=True, tag=1):
     reads_cache: bool
     is_comparable: bool
     rendered_at: float | None
-    beginning: int
     excluded: tuple[ReplicaId, ...]
     request_id: str
     path: str

@@ -26,6 +26,7 @@ from balancer.admission import Claim
 from balancer.core import Decision, Failure, Outcome, Prompt, RouteRequest, Truth
 from balancer.decisions import Origin
 from balancer.errors import BadRequest
+from balancer.leaning import BEGINNING
 from balancer.limits import NO_PERMIT, Permit
 from balancer.observer import Observer
 from balancer.processes import fallback, protocol
@@ -62,6 +63,7 @@ from balancer.tenants import Caller
 from balancer.tokens import Tokenizer
 from balancer.upstream import open_session
 from hashing.memory import ChainMemory
+from hashing.token_text import TokenText
 from indexer.index import ReplicaId
 
 log = logging.getLogger(__name__)
@@ -178,6 +180,9 @@ class RemoteBrain:
             with contextlib.suppress(BrainAway):
                 await self._call(number, Spend(number, permit.number, tokens, now))
 
+    def route_at_once(self, request: RouteRequest, origin: Origin) -> Decision | None:
+        return None if self.is_asked else self._fall_back(self._next_call(), request)
+
     async def route(self, request: RouteRequest, origin: Origin, claim: Claim) -> Decision:
         number = self._next_call()
         if not self.is_asked:
@@ -197,7 +202,6 @@ class RemoteBrain:
             request.reads_cache,
             request.is_comparable,
             request.rendered_at,
-            request.beginning,
             tuple(request.excluded),
             origin.request_id,
             origin.path,
@@ -234,7 +238,7 @@ class RemoteBrain:
             if held.is_told:
                 self._tell(Started(lease))
 
-    async def release(
+    def release_at_once(
         self, lease: int, outcome: Outcome, truth: Truth | None = None, failure: Failure | None = None
     ) -> None:
         held = self._forget(lease)
@@ -243,6 +247,9 @@ class RemoteBrain:
 
     def hashes(self, prompts: Sequence[Prompt], salt: str | None, stages: Stages = UNTIMED) -> OwnHashes:
         return OwnHashes(prompts, salt, self._memory)
+
+    def read_ids(self, body: bytes, begin: int, end: int) -> Sequence[int] | None:
+        return TokenText.read(body, begin, end, self._memory)
 
     # What is known
 
@@ -406,8 +413,9 @@ class RemoteBrain:
     def _fall_back(self, number: int, request: RouteRequest) -> Decision:
         now = self._loop.time()
         usable = {replica.id: replica for replica in self.mirror.usable(request, now)}
-        key = request.beginning or (request.hashes.first() if isinstance(request.hashes, OwnHashes) else 0)
-        chosen = fallback.choose(key or random.getrandbits(64), {replica: self._at[replica] for replica in usable})
+        chosen = fallback.choose(
+            self._key(request) or random.getrandbits(64), {replica: self._at[replica] for replica in usable}
+        )
         request.stages.passed(Stage.CHOOSE)
         decision = Decision(
             lease=number,
@@ -424,6 +432,14 @@ class RemoteBrain:
         self._counts.fell_back()
         self._lease(decision, is_told=False)
         return decision
+
+    def _key(self, request: RouteRequest) -> int:
+        """How the prompt begins, as the brain names it, or all of a short one; 0 where nobody knows."""
+        if not isinstance(request.hashes, OwnHashes):
+            return 0
+        way = self.mirror.first_way(request.model)
+        is_long = request.prompt_lengths[0] >= BEGINNING
+        return (request.hashes.beginning(*way) if way and is_long else 0) or request.hashes.first()
 
     def _lease(self, decision: Decision, *, is_told: bool) -> None:
         replica = decision.replica.id

@@ -270,8 +270,7 @@ def test_an_engine_that_refuses_its_key_is_heard_and_says_so() -> None:
             expected = "refuses the key (answers /v1/models with 401); set upstream.api_key to the engine's"
             assert watch.watcher.problem == expected
             replica.paths["/v1/models"] = b'{"data":[{"id":"m"}]}'
-            await eventually(lambda: watch.watcher.is_known)
-            assert not watch.watcher.refusal
+            await eventually(lambda: watch.watcher.is_known and not watch.watcher.refusal)
             await eventually(lambda: watch.watcher.problem is None)
 
     run(check())

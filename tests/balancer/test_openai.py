@@ -1,6 +1,7 @@
 """``balancer/openai.py``: every shape of body is read as vLLM reads it, and nothing but its model can be at fault."""
 
 import json
+import re
 import tracemalloc
 from typing import Any
 
@@ -15,6 +16,8 @@ from balancer.errors import BadRequest, UnknownModel
 from balancer.media import NO_MEDIA, UNKNOWN_MEDIA, Media
 from balancer.openai import PATHS, Inbound, Kind, read, read_answer
 from hashing.extras import MultimodalItem
+from hashing.memory import ChainMemory
+from hashing.token_text import TokenText
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"
 CHAT_PATHS = [CHAT, "/v1/responses", "/v1/messages"]
@@ -22,6 +25,22 @@ CHAT_PATHS = [CHAT, "/v1/responses", "/v1/messages"]
 
 def of(path: str, **fields: Any) -> Inbound:
     return read(path, "application/json", json.dumps({"model": "m", **fields}).encode())
+
+
+def long(path: str, body: bytes) -> Inbound:
+    """The same, with long lists of ids read apart from the rest, once anew and once as they are remembered."""
+    memory = ChainMemory()
+
+    def read_ids(body: bytes, begin: int, end: int) -> TokenText | None:
+        return TokenText.read(body, begin, end, memory)
+
+    cold, warm = (read(path, "application/json", body, read_ids) for _ in range(2))
+    assert listed(cold) == listed(warm)
+    return cold
+
+
+def listed(inbound: Inbound) -> Inbound:
+    return msgspec.structs.replace(inbound, token_ids=tuple(list(each) for each in inbound.token_ids))
 
 
 # Prompts
@@ -271,6 +290,61 @@ def test_an_endless_name_is_no_model() -> None:
     assert read(COMPLETIONS, "", b'{"model":"%b"}' % (b"m" * 4000)).model == "m" * 4000
     with pytest.raises(BadRequest, match="model: expected a string"):
         read(COMPLETIONS, "", b'{"model":"%b"}' % (b"m" * openai.MAX_MODEL_BYTES))
+
+
+# Long lists of ids
+
+
+values = st.sampled_from(
+    [
+        "[1,2,3]",
+        "[ 7 , 8 ]",
+        "[1,2,]",
+        "[1.5]",
+        "[-1]",
+        '["a]", 1]',
+        "[[1,2],[3]]",
+        "[]",
+        "null",
+        '"text"',
+        "{}",
+        "4702394921427289928",
+    ]
+)
+names = st.sampled_from(
+    [
+        '"prompt"',
+        '"token_ids"',
+        '"x"',
+        r'"\"prompt"',
+        r'"\"token_ids"',
+        '"truncate_prompt_tokens"',
+        '"content_parts"',
+        '"echo"',
+    ]
+)
+fields_ = st.lists(st.tuples(names, values | st.sampled_from(['{"prompt": [4]}', '{"token_ids":[4]}'])), max_size=4)
+
+
+@given(path=st.sampled_from([COMPLETIONS, GENERATE, CHAT]), fields=fields_, tail=st.sampled_from(["}", "", "]}", ",}"]))
+def test_long_lists_are_read_as_short_ones_are(path: str, fields: list[tuple[str, str]], tail: str) -> None:
+    body = ('{"model":"m"' + "".join(f", {name} : {value}" for name, value in fields) + tail).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(openai, "LONG", 1)
+        try:
+            expected = read(path, "application/json", body)
+        except BadRequest as refused:
+            with pytest.raises(BadRequest, match=re.escape(refused.message)):
+                long(path, body)
+        else:
+            assert listed(long(path, body)) == listed(expected)
+
+
+@pytest.mark.parametrize(("path", "name"), [(COMPLETIONS, "prompt"), (GENERATE, "token_ids")])
+def test_a_long_list_is_not_taken_apart(path: str, name: str) -> None:
+    (ids,) = long(path, json.dumps({"model": "m", name: list(range(5_000)), "echo": True}).encode()).token_ids
+    assert isinstance(ids, TokenText)
+    assert ids[4_998:] == [4_998, 4_999]
 
 
 # Answers

@@ -15,7 +15,6 @@ from balancer.fleet import Status
 from balancer.hashes import PromptHashes
 from balancer.healing import SETTLE_SECONDS
 from balancer.knowledge import Knowledge
-from balancer.leaning import beginning_of
 from balancer.matching import usable_blocks
 from balancer.policies.base import make
 from balancer.policies.cache_aware import CacheAware
@@ -618,19 +617,26 @@ def test_what_nobody_holds_goes_to_the_same_of_equals_whoever_decides() -> None:
     homes: list[list[ReplicaId]] = []
     for names, draw in (("abcd", 0.0), ("dcba", 0.9)):
         owner = router(*names)
-        decided = [owner.consider(request(each, beginning=beginning_of(each, None)), 0.0, draw) for each in prompts]
+        decided = [owner.consider(request(each), 0.0, draw) for each in prompts]
         homes.append([each.replica.id for each in decided])
     assert homes[0] == homes[1]
     assert len(set(homes[0])) == 4
 
 
+@pytest.mark.parametrize(("length", "salt"), [(255, None), (300, "s")])
+def test_what_is_short_leans_nowhere_and_a_salt_makes_another_beginning(length: int, salt: str | None) -> None:
+    owner = router(*"abcd")
+    plain, other = request([7] * 300), request([7] * length, salt=salt)
+    homes = [{owner.consider(each, 0.0, draw / 9).replica.id for draw in range(9)} for each in (plain, other)]
+    assert len(homes[0]) == 1
+    assert homes[1] != homes[0]
+
+
 def test_load_and_what_is_held_count_before_where_a_prompt_leans() -> None:
     owner = router("a", "b")
-    wanted = request([7] * 300, beginning=beginning_of([7] * 300, None))
-    home = owner.route(wanted, 0.0, 0.0).replica.id
-    other = owner.route(request([8] * 300, beginning=wanted.beginning), 0.0, 0.0).replica.id
-    assert other != home, "which has one request under way"
+    alike = [request([at] * 300) for at in range(20) if owner.consider(request([at] * 300), 0.0, 0.0).replica.id == A]
+    assert [owner.route(each, 0.0, 0.0).replica.id for each in alike[:2]] == [A, B], "A has one request under way"
     for name in "ab":
         owner.caches.observe(ReplicaId(name), events(stored([9] * 300)))
-    held = request([9] * 300, beginning=beginning_of([9] * 300, None))
+    held = request([9] * 300)
     assert {owner.consider(held, 0.0, draw).replica.id for draw in (0.0, 0.9)} == {"a", "b"}, "chance, as both hold it"

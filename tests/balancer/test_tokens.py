@@ -276,7 +276,7 @@ def test_a_tokeniser_that_hangs_holds_up_two_requests() -> None:
 
 def test_another_tokeniser_is_asked_meanwhile() -> None:
     async def check() -> None:
-        settings = {"timeout_seconds": 0.05}
+        settings = {"timeout_seconds": 0.5}
         async with (
             upstream(paths=HUNG) as hangs,
             upstream(paths=ANSWERS) as answers,

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from balancer.commands.loop import run_loop
-from tests.bench.bench_proxy import Client, Gateway, chat, clients, replicas, token_ids
+from tests.bench.bench_proxy import COLD, Client, Gateway, chat, clients, replicas, token_ids
 from tests.bench.report import report
 from tests.support.processes import ROOT, ask, wait_for
 
@@ -116,8 +116,8 @@ async def run(options: argparse.Namespace) -> None:
     cases: dict[str, Callable[[], Callable[[], bytes]]] = {
         "2k": lambda: chat(2_048),
         "32k": lambda: chat(32_768),
-        "8k_warm": lambda: token_ids(8_192, 64),
-        "8k_cold": lambda: token_ids(8_192, 10**9),
+        "8k_warm": lambda: token_ids(8_192, 64, is_told=True),
+        "8k_cold": lambda: token_ids(8_192, COLD, is_told=False),
     }
     with replicas() as urls:
         for name, requests in cases.items():

@@ -1,16 +1,22 @@
 """What the gateway costs a request and a chunk: ``python -m tests.bench.bench_proxy``, one JSON line a case.
 
 A real ``kvlb serve`` process before two replicas of raw bytes, asked by clients of raw bytes. Figures are the time that the
-gateway's threads were on a CPU (Linux: ``schedstat``), so that neither clients nor replicas count; tokenising is off: texts are
-routed by load, token ids by cache, with chain, match, choice and expectation. cold: no prompt was seen before; warm: all were,
-and are remembered and expected. burst: the chunks of a stream come as fast as they can be sent; paced: each by itself. added:
-how much later a whole answer is there than without the gateway, one request at a time.
+threads of the gateway and its children were on a CPU (Linux: ``schedstat``), so that neither clients nor replicas count.
+Tokenising is off: texts are routed by load, token ids by cache, with chain, match, choice and expectation. The replicas publish
+KV events, hashed as vLLM 0.32 does, so that recipes are proven and matches are exact: each line repeats what the gateway says
+of its ``knowledge``, and the share of prompt tokens that it took for cached.
+
+cold: no prompt was seen before, and nothing is published of its blocks. told: the same, and its replica publishes its blocks,
+512 an event, which have to be read, too. warm: all were seen and published, and are held. burst: the chunks of a stream come as
+fast as they can be sent; paced: each by itself. added: how much later a whole answer is there than without the gateway, one
+request at a time.
 """
 
 import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import re
 import statistics
@@ -22,11 +28,19 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from balancer.commands.loop import run_loop
+from hashing.chain import Chain
+from hashing.recipes import Recipe
+from indexer.events import BlockStored, KVEvent
+from simulations.fake.encoding import EventEncoder
+from simulations.fake.publisher import EventPublisher
+from simulations.fake.releases import NEWEST, Release
 from tests.bench.report import report
-from tests.support.gateways import post
+from tests.support.gateways import get, post
 from tests.support.processes import ROOT, wait_for
-from tests.support.upstream import Received, upstream
+from tests.support.upstream import Answer, Received, upstream
 
 CHUNK: Final = (
     b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"m","choices":[{"index":0,'
@@ -39,9 +53,63 @@ COMPLETIONS: Final = "/v1/completions"
 PAUSE_SECONDS: Final = 0.05
 REPLICAS: Final = 2
 COLD: Final = 10**9
+RECIPE: Final = Recipe.for_version(NEWEST, algorithm="sha256", block_size=16)
+BLOCKS_PER_EVENT: Final = 512
+PROOF: Final = range(64)
+"""Tokens that are published before anything is asked: from them the gateway learns that it hashes as the replica does."""
+
+SIGN_OF_LIFE: Final = 16
+"""Requests after which a block of another prompt is published: from 50 on, a silent publisher is doubted."""
+
+EXACT: Final = "exact: its recipe is proven by its own events"
 
 
 # The replicas, in a process of their own
+
+
+class Cache:
+    """What one replica has published. It computes and evicts nothing."""
+
+    def __init__(self) -> None:
+        self._release = Release(NEWEST)
+        self._publisher = EventPublisher(self._release, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", "")
+        self._encoder = EventEncoder(self._release, RECIPE)
+        self._told: set[bytes] = set()
+        self._asked = 0
+        self.tell(msgspec.json.encode(list(PROOF)))
+
+    def sources(self) -> bytes:
+        told = {"enable_kv_cache_events": True, "publisher": "zmq", "topic": ""}
+        told |= {"endpoint": self._publisher.events, "replay_endpoint": self._publisher.replay}
+        return msgspec.json.encode({"0": told})
+
+    def tell(self, prompt: bytes) -> None:
+        """Publish the blocks of a prompt (JSON), unless that was done before."""
+        if prompt in self._told:
+            return
+        self._told.add(prompt)
+        tokens = msgspec.json.decode(prompt, type=list[int])
+        keys = Chain(RECIPE, tokens).keys(len(tokens))
+        for first in range(0, len(keys), BLOCKS_PER_EVENT):
+            some = keys[first : first + BLOCKS_PER_EVENT]
+            covered = tokens[16 * first : 16 * (first + len(some))]
+            raw = msgspec.Raw(msgspec.msgpack.encode(covered))
+            event: KVEvent = BlockStored(some, keys[first - 1] if first else None, raw, 16, medium="GPU")
+            self._publisher.publish(self._encoder.encode(time.time(), [event], 0))
+
+    def answer(self) -> Answer:
+        """Answers as a replica that holds this does; a prompt is published where the request asks for that."""
+
+        async def answer_and_tell(request: Received) -> None:
+            if b'"user":"told"' in request.body:
+                self.tell(request.body[request.body.index(b"[") : request.body.rindex(b"]") + 1])
+            if b'"prompt":' in request.body:
+                self._asked += 1
+                if self._asked % SIGN_OF_LIFE == 0:
+                    self.tell(msgspec.json.encode([self._asked] * 16))
+            await answer(request)
+
+        return answer_and_tell
 
 
 async def answer(request: Received) -> None:
@@ -65,9 +133,11 @@ async def serve_replicas() -> None:
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(REPLICAS):
             replica = await stack.enter_async_context(upstream())
+            cache = Cache()
             replica.paths["/metrics"] = b'vllm:cache_config_info{engine="0",block_size="16"} 1.0\n'
             replica.paths["/v1/models"] = b'{"object":"list","data":[{"id":"m","object":"model","root":"m"}]}'
-            replica.answer = answer
+            replica.paths["/kv_event_sources"] = cache.sources()
+            replica.answer = cache.answer()
             replica.received = Forgetful()
             print(replica.url, flush=True)
         await asyncio.Event().wait()
@@ -152,13 +222,60 @@ class Gateway:
         self.address = address
 
     def cpu_seconds(self) -> float:
-        tasks = Path(f"/proc/{self.pid}/task").iterdir()
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+        return (
+            sum(
+                int((task / "schedstat").read_text().split()[0])
+                for pid in processes(self.pid)
+                for task in Path(f"/proc/{pid}/task").iterdir()
+            )
+            / 1e9
+        )
 
     def rss_mib(self) -> float:
-        found = re.search(r"VmRSS:\s*(\d+)", Path(f"/proc/{self.pid}/status").read_text())
-        assert found is not None
-        return int(found[1]) / 1024
+        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in processes(self.pid))
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    async def knowledge(self) -> dict[str, object]:
+        """What the gateway says of its caches, and the share of all prompt tokens that it took for cached."""
+        status = json.loads(await self._ask("/kvlb/status"))
+        sums = {"prompt": 0.0, "cached": 0.0}
+        page = (await self._ask("/metrics")).decode()
+        for kind, value in re.findall(r"(?m)^kvlb_routed_(prompt|cached)_tokens_total\{[^}]*\} (\S+)", page):
+            sums[kind] += float(value)
+        told = sorted({f"{each['knowledge']['state']}: {each['knowledge']['reason']}" for each in status["replicas"]})
+        share = round(sums["cached"] / sums["prompt"], 3) if sums["prompt"] else None
+        return {"knowledge": told, "cached_share": share}
+
+    async def proven(self) -> None:
+        """Return once every replica's recipe has been proven."""
+        for _ in range(100):
+            if (await self.knowledge())["knowledge"] == [EXACT]:
+                return
+            await asyncio.sleep(0.2)
+
+    async def _ask(self, path: str) -> bytes:
+        reader, writer = await asyncio.open_connection(*self.address)
+        writer.write(get(path))
+        answer = await reader.read()
+        writer.close()
+        head, _, body = answer.partition(b"\r\n\r\n")
+        return body if b"chunked" not in head.lower() else unchunked(body)
+
+
+def processes(pid: int) -> list[int]:
+    """The process and all that it has started."""
+    children = [
+        each for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()
+    ]
+    return [pid, *(deeper for child in children for deeper in processes(int(child)))]
+
+
+def unchunked(body: bytes) -> bytes:
+    whole = b""
+    while body:
+        size, _, rest = body.partition(b"\r\n")
+        whole, body = whole + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    return whole
 
 
 @contextlib.contextmanager
@@ -174,7 +291,6 @@ def gateway(urls: list[str]) -> Iterator[Gateway]:
                 found[1] for line in process.stderr if (found := re.search(r"listening on http://.*:(\d+)", line))
             )
             wait_for(f"http://127.0.0.1:{port}/ready", process)
-            time.sleep(0.5)
             yield Gateway(process.pid, ("127.0.0.1", int(port)))
         finally:
             process.kill()
@@ -193,16 +309,20 @@ def chat(size: int, **more: object) -> Callable[[], bytes]:
     return lambda: post(CHAT, whole.replace(b'"w', b'"%012d' % dice.randrange(10**12), 1), close=False)
 
 
-def token_ids(count: int, prompts: int) -> Callable[[], bytes]:
+def token_ids(count: int, prompts: int, *, is_told: bool) -> Callable[[], bytes]:
     """Requests with so many token ids; after ``prompts`` different ones, the first comes again."""
     dice = random.Random(1)
     made: list[bytes] = []
+    more = b',"user":"told"}' if is_told else b"}"
 
     def request() -> bytes:
         if len(made) < prompts:
             ids = [dice.randrange(128_000) for _ in range(count)]
-            made.append(post(COMPLETIONS, json.dumps({"model": "m", "prompt": ids}).encode(), close=False))
-            return made[-1]
+            body = json.dumps({"model": "m", "prompt": ids}).encode()[:-1] + more
+            request = post(COMPLETIONS, body, close=False)
+            if prompts < COLD:
+                made.append(request)
+            return request
         made.append(made.pop(0))
         return made[-1]
 
@@ -225,11 +345,9 @@ async def per_request(
     async with clients(front.address, count, requests) as inside:
         await asyncio.sleep(warmup)
         done = await measured(front, inside, seconds)
-    report(
-        "proxy",
-        {"case": name, "connections": count, "seconds": seconds},
-        {"cpu_ms_a_request": round(done["cpu"] / done["answers"] * 1e3, 4), "requests": done["answers"]},
-    )
+    figures: dict[str, object] = {"cpu_ms_a_request": round(done["cpu"] / done["answers"] * 1e3, 4)}
+    figures |= {"requests": done["answers"], **await front.knowledge()}
+    report("proxy", {"case": name, "connections": count, "seconds": seconds}, figures)
 
 
 async def added(front: Gateway, direct: tuple[str, int], seconds: float) -> None:
@@ -278,7 +396,10 @@ def replicas() -> Iterator[list[str]]:
         process.communicate()
 
 
-CASES: Final = ("2k", "32k", "8k_cold", "8k_warm", "131k_cold", "131k_warm", "burst", "paced_100", "paced_500", "added")
+CASES: Final = (
+    "2k", "32k", "8k_cold", "8k_told", "8k_warm", "131k_cold", "131k_told", "131k_warm", "burst", "paced_100", "paced_500",
+    "added",
+)  # fmt: skip
 
 
 async def case(name: str, front: Gateway, direct: tuple[str, int], seconds: float) -> None:
@@ -288,9 +409,11 @@ async def case(name: str, front: Gateway, direct: tuple[str, int], seconds: floa
         case ["32k"]:
             await per_request(front, name, chat(32_768), 16, seconds, 1)
         case ["8k", kind]:
-            await per_request(front, name, token_ids(8_192, COLD if kind == "cold" else 64), 8, seconds, 3)
+            requests = token_ids(8_192, 64 if kind == "warm" else COLD, is_told=kind != "cold")
+            await per_request(front, name, requests, 8, seconds, 3)
         case ["131k", kind]:
-            await per_request(front, name, token_ids(131_072, COLD if kind == "cold" else 8), 2, seconds, 3)
+            requests = token_ids(131_072, 8 if kind == "warm" else COLD, is_told=kind != "cold")
+            await per_request(front, name, requests, 2, seconds, 3)
         case ["paced", count]:
             await paced(front, int(count), seconds)
         case ["burst"]:
@@ -300,12 +423,12 @@ async def case(name: str, front: Gateway, direct: tuple[str, int], seconds: floa
 
 
 async def run(only: str, seconds: float) -> None:
-    with replicas() as urls:
-        host, _, port = urls[0].removeprefix("http://").rpartition(":")
-        for name in CASES:
-            if re.fullmatch(only, name):
-                with gateway(urls) as front:
-                    await case(name, front, (host, int(port)), seconds)
+    for name in CASES:
+        if re.fullmatch(only, name):
+            with replicas() as urls, gateway(urls) as front:  # each case with caches of its own
+                host, _, port = urls[0].removeprefix("http://").rpartition(":")
+                await front.proven()
+                await case(name, front, (host, int(port)), seconds)
 
 
 if __name__ == "__main__":

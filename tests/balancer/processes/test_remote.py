@@ -308,7 +308,7 @@ def test_a_decision_without_the_brain_says_so() -> None:
             request = RouteRequest("m")
             decision = await both.remote.route(request, NOBODY, ANYONE)
             assert (decision.policy, decision.cached_tokens, decision.is_predicted) == (FALLBACK, 0, False)
-            await both.remote.release(decision.lease, Outcome.OK)
+            both.remote.release_at_once(decision.lease, Outcome.OK)
             assert both.remote.open_leases == 0
             await both.begin_another()
 
