@@ -316,8 +316,8 @@ def test_after_a_restart_another_root_is_learned() -> None:
                 assert await _knowledge(over) == [LEARNED]
                 await engine.kill()
                 await engine.start()
-                await over.wait_usable(1)
                 await eventually(lambda: _is_empty(over) and _reason(over).startswith("how it hashes is not known"))
+                await over.wait_usable(1)
             exact, compared = over.exact_share()
             assert exact == compared > 0
 
