@@ -22,6 +22,7 @@ asserts. Errors of libraries are translated into these at the edge, in one place
         |-- Saturated          429  every replica is busy, and nobody else may wait for one (with Retry-After)
         |-- Contended          429  those that serve this ask for a rest (with Retry-After)
         |-- NoReplica          503  nothing can serve this now (with Retry-After)
+        |-- NoBrain            503  who knows this is being replaced (with Retry-After)
         |-- UpstreamFailed     502  the replica broke off before its first byte, and no other one was left
         `-- UpstreamTimeout    504
 """
@@ -161,6 +162,12 @@ class NoReplica(RequestError):
     status = 503
     type = "service_unavailable_error"
     code = "no_replica"
+
+
+class NoBrain(RequestError):
+    status = 503
+    type = "service_unavailable_error"
+    code = "no_brain"
 
 
 class UpstreamFailed(RequestError):

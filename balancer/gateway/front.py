@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
 from balancer import cors, openai
-from balancer.errors import RequestError, UnknownPath
+from balancer.errors import NoBrain, UnknownPath
 from balancer.gateway import headers
 from balancer.gateway.access import Access
 from balancer.gateway.proxy import Proxy
@@ -79,7 +79,7 @@ class Front:
         except BrokenOff:
             reply.break_off()
         except ExchangeFailed as error:
-            raise RequestError(f"kvlb's own control plane does not answer: {error}") from error
+            raise NoBrain(f"kvlb's own control plane does not answer ({error}); ask again", retry_after=1) from error
 
 
 def _lines(told: Mapping[str, str]) -> bytes:

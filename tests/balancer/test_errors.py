@@ -24,6 +24,7 @@ STATUS = {
     "UpstreamFailed": 502,
     "Contended": 429,
     "NoReplica": 503,
+    "NoBrain": 503,
     "UpstreamTimeout": 504,
 }
 
