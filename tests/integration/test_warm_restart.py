@@ -277,7 +277,9 @@ def test_a_damaged_file_is_refused_with_a_line_and_a_cold_start(
                 assert after.front.service.warm.restored_blocks == 0
                 await settled(after)
                 assert views(after)[0][0] is Knowledge.EXACT
-        warnings = [record.getMessage() for record in caplog.records if "the snapshot is not used" in record.message]
+        warnings = [
+            record.getMessage() for record in caplog.records if "the snapshot is not used" in record.getMessage()
+        ]
         assert len(warnings) == 1
         assert str(path) in warnings[0]
 

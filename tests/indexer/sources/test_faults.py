@@ -25,7 +25,7 @@ def port(address: str | None) -> int:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
 # A host that vanishes -------------------------------------------------------------------------------------------------

@@ -291,7 +291,7 @@ def test_a_wrong_topic_is_told(
     publisher.publish(batch(1.0))
     subscribe(reader, publisher, topic="kv-events")
     received.wait_for(A, 0.0, 1.0)
-    assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
         "A: publishes under topic 'other', subscribed to 'kv-events': no live events will come"
     ]
     status = until(reader, lambda status: not status.is_replaying)
@@ -347,7 +347,7 @@ def test_batches_of_another_rank_are_told_and_put_all_of_it_in_doubt(
     told = f"its events are those of rank 5, and it is rank 2: is {publisher.events} another rank's, or do several share it?"
     status = until(reader, lambda status: not status.is_complete)
     assert (status.is_connected, status.problem) == (True, told)
-    assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [f"A: {told}"]
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [f"A: {told}"]
 
 
 def test_another_rank_is_forgiven_to_whoever_connects_anew(

@@ -214,9 +214,9 @@ def test_a_replica_that_publishes_nothing_is_told_once_and_serves_on(
                     await eventually(lambda: front.service.publishers()[name].is_connected)  # type: ignore[index]
                 await ask(front.url, SILENT_AFTER + 5)
                 told = [
-                    record.message
+                    record.getMessage()
                     for record in caplog.records
-                    if record.levelno == logging.WARNING and "published nothing" in record.message
+                    if record.levelno == logging.WARNING and "published nothing" in record.getMessage()
                 ]
                 cause = "its topic may not begin with 'wrong'" if is_there else f"nobody answers at {publisher.events}"
                 assert len(told) == 1
