@@ -5,16 +5,26 @@ restarted without a snapshot, and one beside it, find again what lies where no e
 replica that comes or goes moves its own prompts only.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
 import xxhash
+
+from indexer.index import Keys
 
 BEGINNING: Final = 256
 """Tokens that decide: the first ones, so that all turns of a conversation lean alike. What is shorter is soon computed anew."""
 
 _MIX: Final = 0x9E3779B97F4A7C15
 _64_BITS: Final = 2**64 - 1
+
+
+def beginning(chains: Sequence[Keys], block_size: int) -> int:
+    """The key that ends the beginning of the first of these prompts; 0 where there is none."""
+    blocks = max(1, BEGINNING // block_size)
+    keys = chains[0].keys(blocks) if chains else ()
+    return keys[blocks - 1] if len(keys) >= blocks else 0
 
 
 def lean(beginning: int, replica: str) -> int:

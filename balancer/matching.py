@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from balancer import leaning
 from balancer.core import Replica, RouteRequest
 from hashing.extras import Lora
 from hashing.own import LearnedKeys
@@ -68,15 +69,10 @@ class Matcher:
             return ()
         return request.hashes.chains(recipe, replica.adapter(request.model))
 
-    def beginning(self, request: RouteRequest, replica: Replica, tokens: int) -> int:
-        """The replica's own key of the first prompt's first so many tokens; 0 where it has none, or nobody knows it."""
-        chains = self.chains(request, replica)
+    def beginning(self, request: RouteRequest, replica: Replica) -> int:
+        """How the first prompt begins, in the replica's own keys (``leaning.beginning``); 0 where nobody knows them."""
         recipe = self.recipe(replica)
-        if recipe is None or not chains:
-            return 0
-        blocks = max(1, tokens // recipe.block_size)
-        keys = chains[0].keys(blocks)
-        return keys[blocks - 1] if len(keys) >= blocks else 0
+        return 0 if recipe is None else leaning.beginning(self.chains(request, replica), recipe.block_size)
 
     def match(self, request: RouteRequest, replicas: Sequence[Replica]) -> dict[ReplicaId, int]:
         """Tokens of the request that each replica holds or is expected to hold, summed over its prompts."""

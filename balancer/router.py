@@ -247,7 +247,7 @@ class Router:
         if not request.prompt_lengths or request.prompt_lengths[0] < BEGINNING:
             return 0
         first = min((live.replica for live in serving), key=lambda each: each.id)
-        return self.caches.matcher.beginning(request, first, BEGINNING)
+        return self.caches.matcher.beginning(request, first)
 
     def _decision(
         self, request: RouteRequest, replica: Replica, chosen: Candidate, candidates: tuple[Candidate, ...], lease: int

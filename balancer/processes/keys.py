@@ -7,9 +7,9 @@ gateway was not told to hash with, the brain does not find: that costs one reque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
+from balancer import leaning
 from balancer.core import Prompt
 from balancer.hashes import PromptHashes
-from balancer.leaning import BEGINNING
 from balancer.processes.frames import ProtocolError
 from balancer.processes.protocol import KEY_BYTES, Chains, packed, unpacked
 from hashing.errors import RecipeError, UnhashableError
@@ -46,10 +46,7 @@ class OwnHashes(PromptHashes):
 
     def beginning(self, recipe: Kind, adapter: Lora | None) -> int:
         """The key of the first prompt's beginning (``balancer.matching.Matcher.beginning``); 0 where it has none."""
-        blocks = max(1, BEGINNING // recipe.block_size)
-        chains = self.chains(recipe, adapter)
-        keys = chains[0].keys(blocks) if chains else ()
-        return keys[blocks - 1] if len(keys) >= blocks else 0
+        return leaning.beginning(self.chains(recipe, adapter), recipe.block_size)
 
     def first(self) -> int:
         """A key of a prompt whose beginning is too short to be named otherwise (``balancer.leaning``): of all of it.
