@@ -24,7 +24,9 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from balancer.commands.loop import run_loop
-from tests.bench.bench_proxy import COLD, Client, Gateway, chat, clients, replicas, token_ids
+from tests.bench.bench_proxy import replicas
+from tests.bench.front import Front
+from tests.bench.raw_clients import COLD, Client, chat, clients, token_ids
 from tests.bench.report import report
 from tests.support.processes import ROOT, ask, wait_for
 
@@ -36,7 +38,7 @@ class Processes:
 
     def __init__(self, address: tuple[str, int], pids: dict[str, int]) -> None:
         self.address = address
-        self.parts = {name: Gateway(pid, address) for name, pid in pids.items()}
+        self.parts = {name: Front(pid, address) for name, pid in pids.items()}
 
     def cpu_seconds(self) -> dict[str, float]:
         return {name: part.cpu_seconds() for name, part in self.parts.items()}

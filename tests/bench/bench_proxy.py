@@ -16,16 +16,12 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
-import random
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -37,8 +33,10 @@ from indexer.events import BlockStored, KVEvent
 from simulations.fake.encoding import EventEncoder
 from simulations.fake.publisher import EventPublisher
 from simulations.fake.releases import NEWEST, Release
+from tests.bench.front import PACED, PAUSE_SECONDS, Front, added, burst, paced, per_request
+from tests.bench.raw_clients import CHAT, COLD, COMPLETIONS, chat, token_ids
 from tests.bench.report import report
-from tests.support.gateways import get, post
+from tests.support.gateways import get
 from tests.support.processes import ROOT, wait_for
 from tests.support.upstream import Answer, Received, upstream
 
@@ -48,11 +46,7 @@ CHUNK: Final = (
 )
 ENDS: Final = (b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":9}}\n\n', b"data: [DONE]\n\n")
 ANSWER: Final = json.dumps({"choices": [{"text": "word " * 100}], "usage": {"prompt_tokens": 9}}).encode()
-CHAT: Final = "/v1/chat/completions"
-COMPLETIONS: Final = "/v1/completions"
-PAUSE_SECONDS: Final = 0.05
 REPLICAS: Final = 2
-COLD: Final = 10**9
 RECIPE: Final = Recipe.for_version(NEWEST, algorithm="sha256", block_size=16)
 BLOCKS_PER_EVENT: Final = 512
 PROOF: Final = range(64)
@@ -113,12 +107,12 @@ class Cache:
 
 
 async def answer(request: Received) -> None:
-    chunks = re.search(rb'"max_tokens":(\d+)', request.body)
+    chunks = re.search(rb'"max_(?:completion_)?tokens":(\d+)', request.body)  # some rename it
     if b'"stream":true' not in request.body or chunks is None:
         request.answer(ANSWER)
         return
     request.begin_stream()
-    is_paced = b'"user":"paced"' in request.body
+    is_paced = int(chunks[1]) >= PACED
     for _ in range(int(chunks[1])):
         if request.gone.is_set():
             return
@@ -139,6 +133,7 @@ async def serve_replicas() -> None:
             replica.paths["/kv_event_sources"] = cache.sources()
             replica.answer = cache.answer()
             replica.received = Forgetful()
+            replica.is_question = lambda request: request.path not in {CHAT, COMPLETIONS}
             print(replica.url, flush=True)
         await asyncio.Event().wait()
 
@@ -150,90 +145,11 @@ class Forgetful(list[Received]):
         pass
 
 
-# The clients
-
-
-class Client(asyncio.Protocol):
-    """One connection: sends a request whenever the last one has its answer."""
-
-    def __init__(self, requests: Callable[[], bytes]) -> None:
-        self._requests = requests
-        self._sent = 0.0
-        self._tail = b""
-        self._left: int | None = None
-        self.transport: asyncio.Transport
-        self.answers = 0
-        self.chunks = 0
-        self.seconds: list[float] = []
-        self.is_over = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]
-        self._send()
-
-    def _send(self) -> None:
-        self._left = None
-        self._sent = time.perf_counter()
-        self.transport.write(self._requests())
-
-    def data_received(self, data: bytes) -> None:
-        if self._left is None:
-            head, _, data = (self._tail + data).partition(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200"), head
-            length = re.search(rb"(?i)content-length: (\d+)", head)
-            self._left = int(length[1]) if length else -1
-            self._tail = b""
-        if self._left < 0:
-            self.chunks += data.count(b"data: {")
-            self._tail = (self._tail + data)[-5:]
-            is_whole = self._tail == b"0\r\n\r\n"
-        else:
-            self._left -= len(data)
-            is_whole = self._left == 0
-        if is_whole:
-            self._tail = b""
-            self.answers += 1
-            self.seconds.append(time.perf_counter() - self._sent)
-            if not self.is_over:
-                self._send()
-
-
-@contextlib.asynccontextmanager
-async def clients(address: tuple[str, int], count: int, requests: Callable[[], bytes]) -> AsyncIterator[list[Client]]:
-    loop = asyncio.get_running_loop()
-    made = [(await loop.create_connection(lambda: Client(requests), *address))[1] for _ in range(count)]
-    try:
-        yield made
-    finally:
-        for each in made:
-            each.is_over = True
-            each.transport.abort()
-        await asyncio.sleep(0.2)
-
-
 # The gateway, in a process of its own
 
 
-class Gateway:
-    """The process, and what it has used."""
-
-    def __init__(self, pid: int, address: tuple[str, int]) -> None:
-        self.pid = pid
-        self.address = address
-
-    def cpu_seconds(self) -> float:
-        return (
-            sum(
-                int((task / "schedstat").read_text().split()[0])
-                for pid in processes(self.pid)
-                for task in Path(f"/proc/{pid}/task").iterdir()
-            )
-            / 1e9
-        )
-
-    def rss_mib(self) -> float:
-        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in processes(self.pid))
-        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+class Gateway(Front):
+    """kvlb, which says what it knows."""
 
     async def knowledge(self) -> dict[str, object]:
         """What the gateway says of its caches, and the share of all prompt tokens that it took for cached."""
@@ -260,14 +176,6 @@ class Gateway:
         writer.close()
         head, _, body = answer.partition(b"\r\n\r\n")
         return body if b"chunked" not in head.lower() else unchunked(body)
-
-
-def processes(pid: int) -> list[int]:
-    """The process and all that it has started."""
-    children = [
-        each for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()
-    ]
-    return [pid, *(deeper for child in children for deeper in processes(int(child)))]
 
 
 def unchunked(body: bytes) -> bytes:
@@ -300,89 +208,6 @@ def gateway(urls: list[str]) -> Iterator[Gateway]:
 # The cases
 
 
-def chat(size: int, **more: object) -> Callable[[], bytes]:
-    """Requests with a body of so many bytes, each another."""
-    dice = random.Random(1)
-    body = {"model": "m", "messages": [{"role": "user", "content": ""}], **more}
-    body["messages"] = [{"role": "user", "content": "w" * (size - len(json.dumps(body)) - 12)}]
-    whole = json.dumps(body, separators=(",", ":")).encode()
-    return lambda: post(CHAT, whole.replace(b'"w', b'"%012d' % dice.randrange(10**12), 1), close=False)
-
-
-def token_ids(count: int, prompts: int, *, is_told: bool) -> Callable[[], bytes]:
-    """Requests with so many token ids; after ``prompts`` different ones, the first comes again."""
-    dice = random.Random(1)
-    made: list[bytes] = []
-    more = b',"user":"told"}' if is_told else b"}"
-
-    def request() -> bytes:
-        if len(made) < prompts:
-            ids = [dice.randrange(128_000) for _ in range(count)]
-            body = json.dumps({"model": "m", "prompt": ids}).encode()[:-1] + more
-            request = post(COMPLETIONS, body, close=False)
-            if prompts < COLD:
-                made.append(request)
-            return request
-        made.append(made.pop(0))
-        return made[-1]
-
-    return request
-
-
-async def measured(front: Gateway, inside: list[Client], seconds: float) -> dict[str, float]:
-    """What was done in so many seconds, and used for it."""
-    for each in inside:
-        each.seconds.clear()
-    before = front.cpu_seconds(), sum(each.answers for each in inside), sum(each.chunks for each in inside)
-    await asyncio.sleep(seconds)
-    answers, chunks = sum(each.answers for each in inside) - before[1], sum(each.chunks for each in inside) - before[2]
-    return {"cpu": front.cpu_seconds() - before[0], "answers": answers, "chunks": chunks}
-
-
-async def per_request(
-    front: Gateway, name: str, requests: Callable[[], bytes], count: int, seconds: float, warmup: float
-) -> None:
-    async with clients(front.address, count, requests) as inside:
-        await asyncio.sleep(warmup)
-        done = await measured(front, inside, seconds)
-    figures: dict[str, object] = {"cpu_ms_a_request": round(done["cpu"] / done["answers"] * 1e3, 4)}
-    figures |= {"requests": done["answers"], **await front.knowledge()}
-    report("proxy", {"case": name, "connections": count, "seconds": seconds}, figures)
-
-
-async def added(front: Gateway, direct: tuple[str, int], seconds: float) -> None:
-    figures: dict[str, float] = {}
-    for name, address in (("direct", direct), ("through", front.address)):
-        async with clients(address, 1, chat(2048)) as (one,):
-            await asyncio.sleep(seconds)
-            figures[name] = statistics.median(one.seconds) * 1e3
-    extra = figures["through"] - figures["direct"]
-    report("proxy", {"case": "added", "seconds": seconds}, {"added_p50_ms": round(extra, 3)})
-
-
-async def burst(front: Gateway, seconds: float) -> None:
-    """Streams of 128 chunks against streams of one: the difference is what the chunks cost."""
-    costs = {}
-    for chunks in (1, 128):
-        async with clients(front.address, 16, chat(2048, max_tokens=chunks, stream=True)) as inside:
-            await asyncio.sleep(seconds / 4)
-            done = await measured(front, inside, seconds)
-            costs[chunks] = done["cpu"] / done["answers"] * 1e6
-    figures: dict[str, object] = {"cpu_us_a_chunk": round((costs[128] - costs[1]) / 127, 2)}
-    figures["cpu_us_a_stream_of_one"] = round(costs[1], 1)
-    report("proxy", {"case": "burst", "connections": 16, "seconds": seconds}, figures)
-
-
-async def paced(front: Gateway, count: int, seconds: float) -> None:
-    idle = front.rss_mib()
-    async with clients(front.address, count, chat(2048, max_tokens=100_000, stream=True, user="paced")) as inside:
-        await asyncio.sleep(2)
-        done = await measured(front, inside, seconds)
-        figures: dict[str, object] = {"cpu_us_a_chunk": round(done["cpu"] / done["chunks"] * 1e6, 1)}
-        figures |= {"chunks": done["chunks"], "rss_idle_mib": round(idle, 1), "rss_mib": round(front.rss_mib(), 1)}
-    report("proxy", {"case": "paced", "connections": count, "seconds": seconds}, figures)
-
-
 @contextlib.contextmanager
 def replicas() -> Iterator[list[str]]:
     """The addresses of replicas that run."""
@@ -402,24 +227,36 @@ CASES: Final = (
 )  # fmt: skip
 
 
+PLACES: Final = {"cpu_ms_a_request": 4, "cpu_us_a_chunk": 2, "added_p50_ms": 3, "pace_kept": 2}
+
+
 async def case(name: str, front: Gateway, direct: tuple[str, int], seconds: float) -> None:
+    inputs: dict[str, object] = {"case": name, "seconds": seconds}
     match name.split("_"):
-        case ["2k"]:
-            await per_request(front, name, chat(2_048), 32, seconds, 1)
-        case ["32k"]:
-            await per_request(front, name, chat(32_768), 16, seconds, 1)
+        case ["2k" | "32k"]:
+            size, count = {"2k": (2_048, 32), "32k": (32_768, 16)}[name]
+            done = await per_request(front, chat(size), count, seconds, 1)
         case ["8k", kind]:
+            count = 8
             requests = token_ids(8_192, 64 if kind == "warm" else COLD, is_told=kind != "cold")
-            await per_request(front, name, requests, 8, seconds, 3)
+            done = await per_request(front, requests, count, seconds, 3)
         case ["131k", kind]:
+            count = 2
             requests = token_ids(131_072, 8 if kind == "warm" else COLD, is_told=kind != "cold")
-            await per_request(front, name, requests, 2, seconds, 3)
-        case ["paced", count]:
-            await paced(front, int(count), seconds)
+            done = await per_request(front, requests, count, seconds, 3)
+        case ["paced", streams]:
+            count = int(streams)
+            done = await paced(front, count, seconds)
         case ["burst"]:
-            await burst(front, seconds)
-        case ["added"]:
-            await added(front, direct, seconds)
+            count = 16
+            done = await burst(front, seconds)
+        case _:
+            count = 1
+            done = await added(front, direct, seconds)
+    figures: dict[str, object] = {each: round(value, PLACES.get(each, 1)) for each, value in done.items()}
+    if "requests" in done:
+        figures |= await front.knowledge()
+    report("proxy", {**inputs, "connections": count}, figures)
 
 
 async def run(only: str, seconds: float) -> None:

@@ -80,10 +80,12 @@ class Upstream:
             "/version": b'{"version": "0.32.0"}',
             "/metrics": b'vllm:cache_config_info{engine="0",block_size="4"} 1.0\n',
         }
+        self.is_question: Callable[[Received], bool] = lambda request: not request.values("User-Agent")
+        """Whether who asks is the gateway itself: clients of tests send that header."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, request: Received) -> None:
-        if not request.values("User-Agent"):  # which every client of these tests sends, and the gateway itself never
+        if self.is_question(request):
             self.questions.append(request)
             found = self.paths.get(request.path)
             if isinstance(found, bytes):
@@ -131,6 +133,9 @@ class _Connection(asyncio.Protocol):
             length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
             size = int(length[1]) if length else 0
             if not separator or len(rest) < size:
+                return
+            if not head.partition(b"\r\n")[0].endswith((b"HTTP/1.1", b"HTTP/1.0")):  # some try HTTP/2 first
+                self.transport.abort()
                 return
             self._buffer = rest[size:]
             self._upstream.begin(Received(head, rest[:size], self))
