@@ -11,11 +11,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from balancer.brain import Brain
+from balancer.errors import RequestError
+from balancer.gateway import headers
 from balancer.gateway.access import Access
 from balancer.gateway.front import Front
 from balancer.gateway.proxy import Proxy
 from balancer.gateway.refusals import refuse
 from balancer.http.client import HttpClient
+from balancer.http.messages import Response
 from balancer.http.server import App, HttpServer, ServerLimits
 from balancer.key_source import Watched, read_keys
 from balancer.observer import Observer
@@ -55,7 +58,7 @@ class FrontServer:
         proxy = Proxy(brain, counts, self._client, access, observer)
         self.server = HttpServer(
             around(Front(proxy, self._client, control, access, settings.cors)),
-            refuse,
+            _refuse_unread,
             ServerLimits(max_body_bytes=settings.server.max_body_bytes),
             access.caller,
         )
@@ -105,6 +108,11 @@ class FrontServer:
         hurry.cancel()
         server.abort()
         await ending
+
+
+def _refuse_unread(error: RequestError) -> Response:
+    """The answer to what could not be read as a request, and so has no id of its own."""
+    return refuse(error, (headers.REQUEST_ID.decode(), headers.request_id({})))
 
 
 def sources(settings: Settings, access: Access, tls: ServerTls | None) -> list[Watched]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from balancer.brain import Brain
 from balancer.errors import NoReplica
 from balancer.gateway.access import Access
+from balancer.gateway.front import named
 from balancer.gateway.refusals import refuse
 from balancer.http.messages import Request, Response
 from balancer.http.reply import Reply
@@ -34,7 +35,7 @@ class OwnPaths:
         if is_own and request.method in {"GET", "HEAD"} and self._access.is_open(path):
             answer = self._answer(path)
             if answer is not None:
-                reply.send(answer)
+                reply.send(named(answer, request))
                 return None
         return self._front(request, reply)
 

@@ -1,10 +1,13 @@
 """``gateway/app.py``: the paths that are served, and that nothing else of an engine can be reached."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from balancer.http.client import HttpClient
+from balancer.http.exchange import NotConnected
 from tests.support.gateways import gateway, get, post, split
 from tests.support.upstream import Received, upstream
 from tests.support.waiting import eventually, run
@@ -217,5 +220,63 @@ def test_who_is_not_ready_says_why_in_words() -> None:
             await eventually(lambda: front.service.watchers[url].problem == "connection refused")
             answer = split(await front.exchange(get("/ready")))[2]
             assert f'"no replica can be used: {url}: connection refused"'.encode() in answer
+
+    run(check())
+
+
+ALL = """GET /health|GET /ping|GET /ready|GET /metrics|GET /v1/models|GET /v1/models/none|GET /kvlb/status|POST /index/query
+GET /debug/decisions|GET /index/replicas|GET /none|DELETE /health|GET /v1/completions|OPTIONS /health|OPTIONS /v1/completions
+CONNECT a:1""".replace("\n", "|").split("|")
+
+
+def ids(answer: bytes) -> list[str]:
+    return [value for name, value in split(answer)[1] if name.lower() == "x-request-id"]
+
+
+@pytest.mark.parametrize("asked", ALL)
+def test_every_answer_has_the_requests_id_and_none_says_what_it_was_made_with(asked: str) -> None:
+    method, _, path = asked.partition(" ")
+
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url], cors={"origins": ["https://a.example"]}) as front:
+            own = await front.exchange(get(path, method, "X-Request-Id: mine", "Origin: https://a.example"))
+            assert ids(own) == ["mine"]
+            (made,), (other,) = [ids(await front.exchange(get(path, method))) for _ in range(2)]
+            assert len(made) == 32
+            assert made != other
+            assert "server" not in {name.lower() for name, _ in split(own)[1]}
+
+    run(check())
+
+
+@pytest.mark.parametrize(
+    "asked", [get("/metrics"), get("/health", "GET", "Authorization: Bearer no"), b"nonsense\r\n\r\n"]
+)
+def test_a_refusal_has_an_id_too(asked: bytes, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\ntenant = "a"\nkey = "a-key-that-is-long-enough"\n')
+
+    async def check() -> None:
+        async with (
+            upstream() as replica,
+            gateway([replica.url], auth={"keys_file": str(keys), "open_paths": []}) as front,
+        ):
+            answer = await front.exchange(asked)
+            assert answer.split(b" ")[1] in {b"400", b"401"}
+            assert len(ids(answer)) == 1
+
+    run(check())
+
+
+def test_a_control_plane_that_is_away_is_told_with_the_requests_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(*_: object) -> None:
+        raise NotConnected("no such file")
+
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            monkeypatch.setattr(HttpClient, "exchange", away)
+            answer = await front.exchange(get("/metrics", "GET", "x-request-id: mine"))
+            assert split(answer)[0] == "HTTP/1.1 503 Service Unavailable"
+            assert ids(answer) == ["mine"]
 
     run(check())
