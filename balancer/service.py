@@ -27,6 +27,7 @@ from balancer.decision_file import open_decision_file
 from balancer.decisions import NOBODY, DecisionLog, Origin
 from balancer.discovery import base as discovery
 from balancer.discovery.follower import Follower
+from balancer.discovery.namesakes import Namesakes
 from balancer.errors import BalancerError, NoReplica, UnknownModel
 from balancer.facts import Described, merge_listings
 from balancer.feed import EventFeed
@@ -96,7 +97,8 @@ class RouterService:
         self.targets = Targets(self._watcher, self._came, self._left)
         finds_more = settings.discovery != DiscoverySettings()
         found_by = discovery.make(settings.discovery.name, settings.discovery.settings)
-        self.follower = Follower(found_by, settings.replicas, self.targets.set)
+        self.follower = Follower(found_by, settings.replicas, self._set_endpoints)
+        self._namesakes = Namesakes()
         self.warm = WarmStart(
             settings.snapshot,
             Handover(self.router, None if finds_more else [replica.url for replica in settings.replicas]),
@@ -122,7 +124,7 @@ class RouterService:
         self.feed = EventFeed(self._take)
         if self._decision_file is not None:
             self._tasks.append(asyncio.create_task(self._decision_file.run()))
-        self.targets.set(self.settings.replicas)
+        self._set_endpoints(self.settings.replicas)
         self._tasks += [asyncio.create_task(self.follower.run()), asyncio.create_task(self._begin())]
 
     async def _begin(self) -> None:
@@ -134,6 +136,7 @@ class RouterService:
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
+        self._namesakes.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.targets.stop()
         await self.warm.save(logging.INFO)  # before the rest, which may wait for a disk
@@ -410,6 +413,10 @@ class RouterService:
             watcher.refresh()
 
     # News
+
+    def _set_endpoints(self, replicas: tuple[ReplicaSettings, ...]) -> None:
+        self.targets.set(replicas)
+        self._namesakes.see([replica.url for replica in replicas])
 
     def _watcher(self, replica: ReplicaSettings) -> Watcher:
         headers = {}

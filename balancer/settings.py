@@ -9,9 +9,7 @@ import ipaddress
 import math
 import re
 import tomllib
-from collections import Counter
 from enum import EnumMeta
-from operator import itemgetter
 from pathlib import PurePath
 from typing import Any, Final, get_args
 from urllib.parse import urlsplit
@@ -19,6 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from balancer import admission, ejection, limits, retries, security, slow_start, timeouts
+from balancer.addresses import place
 from balancer.admission import AdmissionSettings
 from balancer.ejection import EjectionSettings
 from balancer.errors import ConfigError
@@ -341,9 +340,28 @@ def check_replicas(replicas: tuple[ReplicaSettings, ...]) -> None:
             raise ConfigError(f"replicas[{at}].data_parallel_size: {replica.data_parallel_size} is not 1 to 1024")
         _check_ports(f"replicas[{at}]", replica)
     _check_bound_ports(replicas)
-    twice, count = max(Counter(replica.url for replica in replicas).items(), key=itemgetter(1), default=("", 0))
-    if count > 1:
-        raise ConfigError(f"replicas: {twice} is named twice; each endpoint is named once")
+    _check_named_once(replicas)
+
+
+def _check_named_once(replicas: tuple[ReplicaSettings, ...]) -> None:
+    """One engine under two names would get two shares of all requests, and its cache would be counted twice."""
+    places: dict[tuple[str, int], int] = {}
+    streams: dict[tuple[str, str | None], int] = {}
+    for at, replica in enumerate(replicas):
+        other = places.setdefault(place(replica.url), at)
+        if other != at:
+            raise ConfigError(
+                f"replicas[{at}].url: '{replica.url}' is the same engine as replicas[{other}], '{replicas[other].url}'; "
+                "name it once (its data-parallel ranks are found behind the one name)"
+            )
+        for name in ("events", "replay"):
+            endpoint = getattr(replica, name)
+            other = streams.setdefault((endpoint, replica.topic), at) if endpoint is not None else at
+            if other != at:
+                raise ConfigError(
+                    f"replicas[{at}].{name}: '{endpoint}' is that of replicas[{other}] ({replicas[other].url}), too; nothing "
+                    "in an event says whose it is: give each engine an address, or a topic, of its own"
+                )
 
 
 def _check(settings: Settings) -> None:

@@ -3,11 +3,11 @@
 Knows what replicas of one model should have in common, and what an index needs. Pure functions of the facts.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
 
+from balancer.addresses import place
 from balancer.checks.facts import Cache, Facts, Sample
 from balancer.checks.finding import Finding, broken, degraded, ok, skipped
 from balancer.words import counted
@@ -58,10 +58,10 @@ def ranks(facts: Facts) -> Iterator[Finding]:
 
 def addresses(facts: Facts) -> Iterator[Finding]:
     """No engine is named twice."""
-    seen: dict[str, str] = {}
+    seen: dict[tuple[str, int], str] = {}
     twice = False
     for each in facts.endpoints:
-        key = _canonical(each.url)
+        key = place(each.url)
         if key in seen:
             twice = True
             yield degraded(
@@ -178,9 +178,3 @@ def _by_model(facts: Facts) -> dict[str, list[Cache]]:
             for model in each.models[:1]:  # adapters share the cache of their base model
                 found[model].append(each)
     return found
-
-
-def _canonical(url: str) -> str:
-    """The same for two spellings of one address, as far as a name server need not be asked."""
-    found = re.sub(r"^(https?://)(localhost|\[::1\])(?=[:/]|$)", r"\g<1>127.0.0.1", url.lower().rstrip("/"))
-    return re.sub(r"^(http://[^:/]+|http://\[[^]]+\])$", r"\1:80", found)

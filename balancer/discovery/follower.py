@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+from balancer.addresses import place
 from balancer.discovery.base import Discovery, Failed, Found
 from balancer.errors import ConfigError
 from balancer.settings import ReplicaSettings, check_replicas
@@ -71,8 +72,8 @@ class Follower:
         if isinstance(news, Failed):
             self._failed(news.reason)
             return
-        named = {replica.url for replica in self._given}
-        replicas = self._given + tuple(each for each in news.replicas if each.url not in named)
+        named = {place(replica.url) for replica in self._given}
+        replicas = self._given + tuple(each for each in news.replicas if place(each.url) not in named)
         try:
             check_replicas(replicas)
         except ConfigError as error:

@@ -50,10 +50,26 @@ def test_a_file_fills_the_tree() -> None:
         ("http://h", "http://H:80"),
         ("https://h:443", "https://h"),
         ("http://[FE80::1]:8000", "http://[fe80::1]:8000"),
+        ("http://localhost:8000", "http://127.0.0.1:8000"),
+        ("http://localhost:8000", "http://[::1]:8000"),
+        ("http://[::ffff:10.0.0.1]:8000", "http://10.0.0.1:8000"),
+        ("http://[2001:db8:0::1]:8000", "http://[2001:db8::1]:8000"),
+        ("http://h.example.:8000", "http://h.example:8000"),
+        ("http://h:8000", "https://h:8000"),
     ],
 )
 def test_two_spellings_of_one_server_are_one_server(one: str, other: str) -> None:
-    assert "is named twice" in fails({"replicas": [{"url": one}, {"url": other}]})
+    told = fails({"replicas": [{"url": "http://another:1"}, {"url": one}, {"url": other}]})
+    assert told.startswith("replicas[2].url: '")
+    assert "is the same engine as replicas[1], '" in told
+
+
+@pytest.mark.parametrize("name", ["events", "replay"])
+def test_two_engines_have_no_stream_of_events_in_common(name: str) -> None:
+    one, other = {"url": "http://a:1", name: "tcp://h:5557"}, {"url": "http://b:1", name: "tcp://h:5557"}
+    told = fails({"replicas": [one, other]})
+    assert told.startswith(f"replicas[1].{name}: 'tcp://h:5557' is that of replicas[0] (http://a:1), too; ")
+    settings.convert({"replicas": [{**one, "topic": "a"}, {**other, "topic": "b"}]})
 
 
 def test_a_name_that_is_none_of_several_is_answered_with_all_of_them() -> None:
@@ -64,13 +80,10 @@ def test_a_name_that_is_none_of_several_is_answered_with_all_of_them() -> None:
 
 
 def test_ports_that_differ_are_two_servers() -> None:
-    tree = {"replicas": [{"url": url} for url in ("http://h:80", "https://h:80", "https://h:443", "http://h:443")]}
-    assert [each.url for each in settings.convert(tree).replicas] == [
-        "http://h",
-        "https://h:80",
-        "https://h",
-        "http://h:443",
-    ]
+    tree = {"replicas": [{"url": url} for url in ("http://h:80", "https://h:443", "http://h:8000")]}
+    assert [each.url for each in settings.convert(tree).replicas] == ["http://h", "https://h", "http://h:8000"]
+    tree = {"replicas": [{"url": url} for url in ("https://h:80", "http://h:443")]}
+    assert [each.url for each in settings.convert(tree).replicas] == ["https://h:80", "http://h:443"]
 
 
 ENDPOINTS = (
@@ -232,7 +245,10 @@ def test_the_ports_of_ranks_must_not_overlap(replay: int, is_free: bool) -> None
 
 def test_an_endpoint_is_named_once() -> None:
     twice = [REPLICA, {"url": REPLICA["url"] + "/"}]
-    assert fails({"replicas": twice}) == "replicas: http://10.0.0.1:8000 is named twice; each endpoint is named once"
+    assert fails({"replicas": twice}) == (
+        "replicas[1].url: 'http://10.0.0.1:8000' is the same engine as replicas[0], 'http://10.0.0.1:8000'; name it once (its "
+        "data-parallel ranks are found behind the one name)"
+    )
 
 
 NUMBERS = [

@@ -66,7 +66,10 @@ def test_an_entry_has_the_settings_of_a_replica_or_is_a_url() -> None:
         (b"[[replicas]]\nurl = 'http://h:1'\n[[replicas", "not valid TOML"),
         (b"\xff", "not valid TOML"),
         (b"[[replicas]]\nurll = 'http://h:1'", r"replicas\[0\]\.urll: unknown setting; did you mean url"),
-        (b"[[replicas]]\nurl = 'http://h:1'\n[[replicas]]\nurl = 'http://h:1'", "http://h:1 is named twice"),
+        (
+            b"[[replicas]]\nurl = 'http://h:1'\n[[replicas]]\nurl = 'http://h:1'",
+            "same engine as replicas",
+        ),
         (b"[[replicas]]\nurl = 'h:1'", r"replicas\[0\]\.url: 'h:1' is not an endpoint"),
     ],
 )

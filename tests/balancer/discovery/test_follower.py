@@ -81,8 +81,14 @@ def test_a_list_that_cannot_be_used_is_a_failure() -> None:
     made, lists = follow(found("http://a:1"), found("http://b:1", "http://b:1"))
     assert [urls(each) for each in lists] == [["http://g:1", "http://a:1"]]
     assert made.problem == (
-        "replicas: http://b:1 is named twice; each endpoint is named once; what was found last is kept"
+        "replicas[2].url: 'http://b:1' is the same engine as replicas[1], 'http://b:1'; name it once (its data-parallel ranks "
+        "are found behind the one name); what was found last is kept"
     )
+
+
+def test_another_spelling_of_one_that_is_given_is_that_one() -> None:
+    _, lists = follow(found("http://G.:1", "http://a:1"))
+    assert [urls(each) for each in lists] == [["http://g:1", "http://a:1"]]
 
 
 def test_a_discovery_that_breaks_is_begun_anew(caplog: pytest.LogCaptureFixture) -> None:
