@@ -35,7 +35,7 @@ KEY_MASK: Final = (1 << 64) - 1
 DOCUMENT: Final = "docs/index-service.md"
 
 
-class IndexQuery(msgspec.Struct, frozen=True, kw_only=True):
+class IndexQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of ``POST /index/query``: a prompt as token ids, or as the keys that the engines' events have for its blocks."""
 
     model: str | None = None
@@ -55,7 +55,7 @@ def read_query(body: bytes) -> IndexQuery:
     """The body of ``POST /index/query``.
 
     Raises:
-        BadRequest: it cannot be read, or has not exactly one kind of prompt.
+        BadRequest: it cannot be read, has a field that is unknown, or not exactly one kind of prompt.
     """
     check_list("token_ids or block_hashes", len(body))
     query = decode(_query, body, DOCUMENT)

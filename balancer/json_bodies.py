@@ -3,6 +3,7 @@
 Knows msgspec's messages and turns them round. Never knows what the fields mean.
 """
 
+import difflib
 import re
 from typing import Final, TypeVar
 
@@ -15,6 +16,9 @@ T = TypeVar("T")
 MAX_LIST_BYTES: Final = 8 * 1024 * 1024
 """Bytes of a list of token ids or hashes that is looked at: over a million tokens, more than any context, in some 0.2 s."""
 
+MAX_SHOWN: Final = 40
+"""Letters of an unknown field's name that are repeated."""
+
 
 def decode(decoder: "msgspec.json.Decoder[T]", body: bytes, document: str) -> T:
     """The body, as the decoder's type; ``document`` says where the fields are explained.
@@ -25,7 +29,7 @@ def decode(decoder: "msgspec.json.Decoder[T]", body: bytes, document: str) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _refused(str(error), document) from error
+        raise _refused(str(error), document, decoder.type) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not JSON: {error}; {document} has examples") from error
 
@@ -83,7 +87,10 @@ def _in_words(kinds: str) -> str:
     return " or ".join(_WORDS.get(kind, kind) for kind in kinds.split(" | "))
 
 
-def _refused(message: str, document: str) -> BadRequest:
+def _refused(message: str, document: str, kind: object) -> BadRequest:
+    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message, re.DOTALL)
+    if unknown and isinstance(kind, type) and issubclass(kind, msgspec.Struct):  # only whole bodies refuse fields
+        return _unknown(unknown[1], kind.__struct_fields__, document)
     what, _, where = message.partition(" - at `$")
     field = where.rstrip("`").lstrip(".")
     missing = re.search(r"missing required field `(\w+)`", what)
@@ -93,3 +100,14 @@ def _refused(message: str, document: str) -> BadRequest:
     if not field:
         return BadRequest(f"the body: {wrong}; it has to be a JSON object with the fields of {document}")
     return BadRequest(f"{field}: {wrong}; see {document}", param=re.split(r"[\[.]", field)[0])
+
+
+def _unknown(name: str, known: tuple[str, ...], document: str) -> BadRequest:
+    near = difflib.get_close_matches(name[:MAX_SHOWN], known, 1)
+    remedy = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+    return BadRequest(f"{shown(name)}: unknown field; {remedy} See {document}", param=shown(name))
+
+
+def shown(name: str) -> str:
+    """A field's name as it can be repeated to whoever has sent it."""
+    return name if name.isprintable() and len(name) <= MAX_SHOWN else ascii(name[:MAX_SHOWN])

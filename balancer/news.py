@@ -33,12 +33,12 @@ class News:
                 which = f"batch {step.first}" if step.first == step.last else f"batches {step.first} to {step.last}"
                 log.warning("%s: lost %s of its events", replica, which)
 
-    def knowledge(self, replica: ReplicaId, view: View, now: float) -> None:
-        """How much is known of the replica's cache at this moment; ask often."""
+    def knowledge(self, replica: ReplicaId, view: View, now: float, *, is_normal: bool = False) -> None:
+        """How much is known of the replica's cache at this moment; ask often. ``is_normal``: no less than was expected."""
         has_lasted = view.state is Knowledge.EXACT or now - view.since >= TOLD_AFTER
         if has_lasted and self._told.get(replica) is not view.state:
             self._told[replica] = view.state
-            level = logging.INFO if view.state is Knowledge.EXACT else logging.WARNING
+            level = logging.INFO if is_normal or view.state is Knowledge.EXACT else logging.WARNING
             log.log(level, "%s: its cache is known as %s: %s", replica, view.state, view.reason)
 
     def ejections(self, ejected: Mapping[ReplicaId, str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from balancer.errors import BadRequest, ConfigError
-from balancer.json_bodies import as_text, check_list, cut_list, decode
+from balancer.json_bodies import as_text, check_list, cut_list, decode, shown
 from balancer.settings import check_endpoint
 from hashing.errors import RecipeError
 from hashing.recipes import Algorithm, Recipe
@@ -19,9 +19,6 @@ DEFAULT_TENANT: Final = "default"
 
 MAX_NAME: Final = 1024
 """Longest name of a model, a tenant or an instance."""
-
-MAX_SHOWN: Final = 40
-"""Letters of an unknown field's name that are repeated."""
 
 MAX_RANK: Final = 1023
 """Highest data-parallel rank that is filed."""
@@ -134,7 +131,7 @@ _token_query = msgspec.json.Decoder(_TokenQuery)
 _hash_query = msgspec.json.Decoder(_HashQuery)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NAMES: Final[dict[type[_Scoped], set[str]]] = {
-    each: {*each.__struct_fields__} for each in (_Registration, _TokenQuery, _HashQuery)
+    each: {*each.__struct_fields__} for each in (_Registration, _Unregistration, _TokenQuery, _HashQuery)
 }
 
 
@@ -172,22 +169,19 @@ def _unknown(body: bytes, known: type[_Scoped]) -> tuple[str, ...]:
     if fields.keys() <= _NAMES[known]:
         return ()
     return tuple(
-        f"{_shown(name)}: unknown, and not looked at; see {DOCUMENT}" for name in fields if name not in _NAMES[known]
+        f"{shown(name)}: unknown, and not looked at; see {DOCUMENT}" for name in fields if name not in _NAMES[known]
     )
 
 
-def _shown(name: str) -> str:
-    return name if name.isprintable() and len(name) <= MAX_SHOWN else ascii(name[:MAX_SHOWN])
-
-
-def unregistration(body: bytes) -> Unregistration:
-    """``POST /unregister``.
+def unregistration(body: bytes) -> tuple[Unregistration, tuple[str, ...]]:
+    """``POST /unregister``, with a warning for each field that was passed over.
 
     Raises:
         BadRequest: it cannot be read, or a field cannot be used.
     """
     read = decode(_unregistration, body, DOCUMENT)
-    return Unregistration(read.scope(), _instance(read.instance_id), _rank(read.dp_rank))
+    wanted = Unregistration(read.scope(), _instance(read.instance_id), _rank(read.dp_rank))
+    return wanted, _unknown(body, _Unregistration)
 
 
 def token_query(body: bytes) -> Query:

@@ -50,11 +50,12 @@ class IndexPaths:
     def register(self, request: Request) -> Response:
         registration, warnings = bodies.registration(request.body)
         self._service.register(registration)
-        return _json({"status": "ok", **({"warnings": warnings} if warnings else {})}, 201)
+        return _json(_done(warnings), 201)
 
     def unregister(self, request: Request) -> Response:
-        self._service.unregister(bodies.unregistration(request.body))
-        return _json({"status": "ok"})
+        wanted, warnings = bodies.unregistration(request.body)
+        self._service.unregister(wanted)
+        return _json(_done(warnings))
 
     def query(self, request: Request) -> Response:
         return _json(self._service.by_tokens(bodies.token_query(request.body)))
@@ -89,6 +90,10 @@ def refuse(error: RequestError) -> Response:
     """An error in the peers' shape: one sentence under ``error``."""
     body = {"error": error.message, "type": error.type, "param": error.param, "code": error.code}
     return _json(body, error.status)
+
+
+def _done(warnings: tuple[str, ...]) -> dict[str, Any]:
+    return {"status": "ok", "warnings": warnings} if warnings else {"status": "ok"}
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -21,6 +21,7 @@ from balancer.index_service.bodies import DEFAULT_TENANT, Query, Registration, S
 from balancer.index_service.workers import MAX_SUBSCRIPTIONS, Workers
 from balancer.index_tables import IndexQuery, answer_query, answer_replicas, dump
 from balancer.json_bodies import as_text
+from balancer.knowledge import Knowledge
 from balancer.news import News
 from balancer.prefixes import LocalHashes, TextHashes
 from balancer.settings import Settings
@@ -98,7 +99,9 @@ class IndexService:
             self.caches.tick(now)
             self._obey_orders()
             for replica, view in self.caches.views(now).items():
-                self._news.knowledge(replica, view, now)
+                # Nobody has to say how an engine hashes: only where somebody did are learned keys a surprise.
+                is_normal = view.state is Knowledge.LEARNED and self.caches.recognitions[replica].declared is None
+                self._news.knowledge(replica, view, now, is_normal=is_normal)
 
     def _obey_orders(self) -> None:
         orders, self.caches.orders = self.caches.orders, []

@@ -83,6 +83,14 @@ def test_what_is_expected_is_not_told() -> None:
         (b'{"token_ids":[1],"block_hashes":[1]}', "token_ids: give either token_ids or block_hashes"),
         (b'{"token_ids":{}}', "token_ids: expected a list or null, got an object; see docs/index-service.md"),
         (b"nonsense", "the body is not JSON: "),
+        (b'{"token_ids":[1],"tokn":1}', "tokn: unknown field; did you mean token_ids? See docs/index-service.md"),
+        (b'{"token_ids":[1],"cach_salt":1}', "cach_salt: unknown field; did you mean cache_salt? See docs/"),
+        (
+            b'{"token_ids":[1],"zz":1}',
+            "zz: unknown field; there are: model, model_name, tenant_id, token_ids, block_hashes, ",
+        ),
+        (b'{"token_ids":[1],"a`\\nb - at `$.x":1}', "'a`\\nb - at `$.x': unknown field; there are: "),
+        (b'{"token_ids":[1],"%b":1}' % (b"x" * 5_000), "'" + "x" * 40 + "': unknown field; there are: "),
     ],
 )
 def test_a_query_that_cannot_be_used_is_refused_by_name(body: bytes, message: str) -> None:

@@ -111,6 +111,27 @@ def test_a_wrong_declaration_is_found_out(index: IndexClient) -> None:
         assert worker["listeners"]["0"]["knowledge"] == "learned"
 
 
+def test_learned_keys_are_a_warning_only_where_somebody_said_how_the_engine_hashes() -> None:
+    with index_process() as (client, process), Engine(client) as plain, Engine(client) as declared:
+        plain.register()
+        declared.register(vllm_version="0.32.0")  # it hashes in another way
+        names = []
+        for engine in (plain, declared):
+            engine.store(fresh(3))
+            engine.settled()
+            names.append(f"{engine.model}")
+        deadline = time.monotonic() + 20
+        lines: list[str] = []
+        assert process.stderr is not None
+        while sum("its cache is known as learned" in line for line in lines) < 2:
+            assert time.monotonic() < deadline
+            lines.append(process.stderr.readline())
+    told = [line for line in lines if "its cache is known as learned" in line]
+    levels = {name: next(line for line in told if name in line) for name in names}
+    assert "INFO" in levels[plain.model]
+    assert "WARNING" in levels[declared.model]
+
+
 def test_the_dump_has_what_was_stored_and_ends_with_its_end(index: IndexClient) -> None:
     with Engine(index) as engine:
         engine.register()

@@ -47,6 +47,7 @@ def test_what_cannot_be_answered_is_refused_in_the_shape_of_openai() -> None:
             for body, line, param in (
                 (b'{"model":"nope","token_ids":[1]}', "HTTP/1.1 404 Not Found", "model"),
                 (b'{"token_ids":"text"}', "HTTP/1.1 400 Bad Request", "token_ids"),
+                (b'{"token_ids":[1],"lora":"a"}', "HTTP/1.1 400 Bad Request", "lora"),
             ):
                 status, _, answer = split(await crew.front.exchange(post("/index/query", body)))
                 assert (status, json.loads(answer)["error"]["param"]) == (line, param)

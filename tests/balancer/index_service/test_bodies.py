@@ -117,8 +117,9 @@ def test_what_is_no_json_object_is_refused(body: bytes, message: str) -> None:
 
 def test_an_unregistration_names_one_rank_or_all() -> None:
     body = {"instance_id": 7, "model_name": "m"}
-    assert bodies.unregistration(json.dumps(body).encode()) == Unregistration(Scope("m"), 7, None)
-    assert bodies.unregistration(json.dumps({**body, "dp_rank": 2}).encode()).rank == 2
+    assert bodies.unregistration(json.dumps(body).encode()) == (Unregistration(Scope("m"), 7, None), ())
+    wanted, warnings = bodies.unregistration(json.dumps({**body, "dp_rank": 2, "rank": 1}).encode())
+    assert (wanted.rank, warnings) == (2, ("rank: unknown, and not looked at; see docs/index-service.md",))
 
 
 def test_a_query_has_its_adapter_and_its_salt() -> None:
