@@ -34,6 +34,17 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         given = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
         return msgspec.structs.replace(others, **given)
 
+    def share(self, parts: int) -> "Rates":
+        """An equal part of these limits; nobody has less than one request at a time."""
+        if self == NO_RATES or parts == 1:
+            return self
+        at_a_time = self.concurrent_requests
+        return Rates(
+            requests_per_minute=None if self.requests_per_minute is None else self.requests_per_minute / parts,
+            tokens_per_minute=None if self.tokens_per_minute is None else self.tokens_per_minute / parts,
+            concurrent_requests=None if at_a_time is None else max(1, at_a_time // parts),
+        )
+
 
 NO_RATES: Final = Rates()
 
@@ -55,6 +66,13 @@ class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     def limits(self, own: Rates) -> bool:
         """Whether there is any limit for a key that has these of its own."""
         return own != NO_RATES or bool(self.tenants) or self.key != NO_RATES or self.tenant != NO_RATES
+
+    def share(self, parts: int) -> "LimitSettings":
+        """The same, with an equal part of what holds for several requests together."""
+        tenants = {name: rates.share(parts) for name, rates in self.tenants.items()}
+        return msgspec.structs.replace(
+            self, key=self.key.share(parts), tenant=self.tenant.share(parts), tenants=tenants
+        )
 
 
 def check(settings: LimitSettings) -> None:
@@ -84,8 +102,10 @@ def check_prompt(tokens: int, settings: LimitSettings) -> None:
 class Limiter:
     """All accounts. Changes with every call."""
 
-    def __init__(self, settings: LimitSettings) -> None:
+    def __init__(self, settings: LimitSettings, where: str = "") -> None:
+        """``where`` says what these limits hold for, behind their numbers, if that is not all that kvlb serves."""
         self._settings = settings
+        self._where = where
         self._accounts: dict[tuple[str, str], _Account] = {}
         self._remembered = _SPARE
 
@@ -103,25 +123,35 @@ class Limiter:
         Raises:
             RateLimited: there are too many; it has not entered.
         """
-        settings = self._settings
-        if not settings.limits(own):
-            return NO_PERMIT
-        wanted = (
-            ("key", key, own.over(settings.key)),
-            ("tenant", tenant, settings.tenants.get(tenant, NO_RATES).over(settings.tenant)),
-        )
-        accounts = [self._account(scope, name, rates, now) for scope, name, rates in wanted if rates != NO_RATES]
+        accounts = self._accounts_of(key, tenant, own, now)
         for account in accounts:
             account.check_request(now)
         for account in accounts:
             account.enter()
-        return Permit(accounts)
+        return Permit(accounts) if accounts else NO_PERMIT
+
+    def hold(self, key: str, tenant: str, own: Rates, now: float) -> "Permit":
+        """A request that somebody else has let in is at work: it counts, whatever the limits say, and overdraws nothing."""
+        accounts = self._accounts_of(key, tenant, own, now)
+        for account in accounts:
+            account.hold(now)
+        return Permit(accounts) if accounts else NO_PERMIT
+
+    def _accounts_of(self, key: str, tenant: str, own: Rates, now: float) -> "list[_Account]":
+        settings = self._settings
+        if not settings.limits(own):
+            return []
+        wanted = (
+            ("key", key, own.over(settings.key)),
+            ("tenant", tenant, settings.tenants.get(tenant, NO_RATES).over(settings.tenant)),
+        )
+        return [self._account(scope, name, rates, now) for scope, name, rates in wanted if rates != NO_RATES]
 
     def _account(self, scope: str, name: str, rates: Rates, now: float) -> "_Account":
         account = self._accounts.get((scope, name))
         if account is None:
             self._forget(now)
-            account = self._accounts[scope, name] = _Account(scope, name)
+            account = self._accounts[scope, name] = _Account(scope, name, self._where)
         if account.rates != rates:
             account.change(rates, now)
         return account
@@ -151,6 +181,11 @@ class Permit:
             account.check_tokens(tokens, now)
         self.charge(tokens)
 
+    def note(self, tokens: int, now: float) -> None:
+        """Somebody else has let them be spent: they count as far as there are any, and nothing is overdrawn."""
+        for account in self._accounts:
+            account.note(tokens, now)
+
     def charge(self, tokens: int) -> None:
         """So many tokens turned out to be needed, too. They may be more than there were: then the next ones wait."""
         for account in self._accounts:
@@ -169,8 +204,9 @@ NO_PERMIT: Final = Permit([])
 class _Account:
     """What one key or tenant has used."""
 
-    def __init__(self, scope: str, name: str) -> None:
+    def __init__(self, scope: str, name: str, where: str) -> None:
         self._scope = scope
+        self._where = where
         self._who = f"{scope} '{name}'" if name else "clients without a key"
         self.rates = NO_RATES
         self._requests: _Bucket | None = None
@@ -194,6 +230,15 @@ class _Account:
         if self._requests is not None:
             self._requests.take(1)
 
+    def hold(self, now: float) -> None:
+        self.at_work += 1
+        if self._requests is not None:
+            self._requests.take_what_is_there(1, now)
+
+    def note(self, tokens: int, now: float) -> None:
+        if self._tokens is not None:
+            self._tokens.take_what_is_there(tokens, now)
+
     def check_tokens(self, tokens: int, now: float) -> None:
         if self._tokens is not None and (wait := self._tokens.seconds_until(tokens, now)) > 0:
             raise self._refused("tokens_per_minute", f"{self.rates.tokens_per_minute:,g} tokens a minute", wait)
@@ -208,7 +253,7 @@ class _Account:
     def _refused(self, limit: str, allowed: str, wait: float) -> RateLimited:
         seconds = max(1, math.ceil(wait))
         return RateLimited(
-            f"{self._who} may have {allowed} (limits.{self._scope}.{limit}); try again in {seconds} s",
+            f"{self._who} may have {allowed}{self._where} (limits.{self._scope}.{limit}); try again in {seconds} s",
             limit=f"{self._scope}.{limit}",
             retry_after=seconds,
         )
@@ -242,6 +287,10 @@ class _Bucket:
 
     def take(self, amount: float) -> None:
         self._level -= amount
+
+    def take_what_is_there(self, amount: float, now: float) -> None:
+        self._refill(now)
+        self._level = min(self._level, max(0.0, self._level - amount))
 
     def _refill(self, now: float) -> None:
         self._level = min(self._most, self._level + (now - self._at) * self._per_second)

@@ -33,6 +33,7 @@ from balancer.processes.protocol import (
     FromBrain,
     FromGateway,
     Hello,
+    Hold,
     Known,
     Leave,
     Loads,
@@ -230,6 +231,7 @@ class GatewayLink:
             Spend: self._spend,
             Charge: self._charge,
             Leave: self._leave,
+            Hold: self._hold,
             Suspect: self._suspect,
             Report: self._report,
         }
@@ -348,6 +350,9 @@ class GatewayLink:
     def _enter(self, enter: Enter) -> None:
         self._permits[enter.call] = self._service.limiter.enter(enter.name, enter.tenant, enter.rates, enter.now)
         self._send(Done(enter.call))
+
+    def _hold(self, hold: Hold) -> None:
+        self._permits[hold.permit] = self._service.limiter.hold(hold.name, hold.tenant, hold.rates, hold.now)
 
     def _spend(self, spend: Spend) -> None:
         permit = self._permits.get(spend.permit)

@@ -138,6 +138,16 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag=11):
     arrived: dict[int, int]
 
 
+class Hold(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """A permit that another brain has given, or the gateway itself without one: it counts, whatever the limits say."""
+
+    permit: int
+    name: str
+    tenant: str
+    rates: Rates
+    now: float
+
+
 # From the brain
 
 
@@ -198,7 +208,7 @@ class Loads(msgspec.Struct, frozen=True, array_like=True, tag=36):
 
 
 FromGateway: TypeAlias = (
-    Hello | Route | Cancel | Started | Release | Adopt | Enter | Spend | Charge | Leave | Suspect | Report
+    Hello | Route | Cancel | Started | Release | Adopt | Enter | Spend | Charge | Leave | Suspect | Report | Hold
 )
 FromBrain: TypeAlias = Routed | Refused | Done | FleetView | Loads
 

@@ -1,13 +1,12 @@
 """The brain as a gateway sees it that is a process of its own (``balancer.brain.Brain``).
 
 Knows the socket, the calls that wait for an answer, and the leases that this gateway has. No request fails because the brain is
-away: until it is back and knows what it knew, replicas are chosen by ``fallback`` among those that could be used last. Its
-leases are told to the next brain. Between calls: each lease is open here until it is released; ``is_told`` says of each whether
-the brain that is there knows it.
+away: until it is back and knows what it knew, replicas are chosen by ``fallback`` among those that could be used last, and
+limits are kept by ``permits``. Its leases are told to the next brain. Between calls: each lease is open here until it is
+released; ``is_told`` says of each whether the brain that is there knows it.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import random
@@ -27,30 +26,27 @@ from balancer.core import Decision, Failure, Outcome, Prompt, RouteRequest, Trut
 from balancer.decisions import Origin
 from balancer.errors import BadRequest
 from balancer.leaning import BEGINNING
-from balancer.limits import NO_PERMIT, Permit
+from balancer.limits import Permit
 from balancer.observer import Observer
 from balancer.processes import fallback, protocol
 from balancer.processes.frames import MAX_FRAME, ProtocolError
 from balancer.processes.keys import OwnHashes
 from balancer.processes.link import Link
 from balancer.processes.mirror import Mirror
+from balancer.processes.permits import BrainAway, Permits
 from balancer.processes.protocol import (
     Adopt,
     Cancel,
-    Charge,
     Done,
-    Enter,
     FleetView,
     FromGateway,
     Hello,
-    Leave,
     Loads,
     Refused,
     Release,
     Report,
     Route,
     Routed,
-    Spend,
     Started,
     Suspect,
 )
@@ -84,10 +80,6 @@ MAX_KEYS: Final = MAX_FRAME // 4
 
 AGAIN_SECONDS: Final = 0.05
 """Between two attempts to reach it."""
-
-
-class BrainAway(Exception):
-    """Nobody will answer a call."""
 
 
 class _Call(msgspec.Struct, frozen=True):
@@ -140,6 +132,7 @@ class RemoteBrain:
         self._calls: dict[int, _Call] = {}
         self._leases: dict[int, _Lease] = {}
         self._at: Counter[ReplicaId] = Counter()  # leases at each replica
+        self._permits = Permits(settings, self._next_call, self._call, self._tell, lambda: self._link, self._loop.time)
         self._tasks: list[asyncio.Task[None]] = []
 
     def __repr__(self) -> str:
@@ -162,23 +155,10 @@ class RemoteBrain:
     # The calls of a request
 
     async def enter(self, caller: Caller, now: float) -> Permit:
-        if not self.settings.limits.limits(caller.rates):
-            return NO_PERMIT
-        number, link = self._next_call(), self._link
-        try:
-            await self._call(number, Enter(number, caller.name, caller.tenant, caller.rates, now))
-        except BrainAway:
-            return NO_PERMIT
-        except asyncio.CancelledError:
-            self._tell(Leave(number))
-            raise
-        return _Permit(self, number, link)
+        return await self._permits.enter(caller, now)
 
     async def spend(self, permit: Permit, tokens: int, now: float) -> None:
-        if isinstance(permit, _Permit) and permit.link is self._link:
-            number = self._next_call()
-            with contextlib.suppress(BrainAway):
-                await self._call(number, Spend(number, permit.number, tokens, now))
+        await self._permits.spend(permit, tokens, now)
 
     def route_at_once(self, request: RouteRequest, origin: Origin) -> Decision | None:
         return None if self.is_asked else self._fall_back(self._next_call(), request)
@@ -297,6 +277,7 @@ class RemoteBrain:
             self._link = link
             self._is_refilled = False
             self._tell(Hello(version("kvlb"), os.getpid(), self._number))
+            self._permits.tell_all(self._loop.time())
             await link.closed.wait()
             await asyncio.sleep(AGAIN_SECONDS)
 
@@ -502,24 +483,3 @@ class RemoteBrain:
             if lease.answer is not None and lease.is_told and lease.answer.arrived > lease.reported:
                 lease.reported = arrived[number] = lease.answer.arrived
         return arrived
-
-
-class _Permit(Permit):
-    """A permit that the brain keeps. Void once that brain has gone."""
-
-    __slots__ = ("_remote", "link", "number")
-
-    def __init__(self, remote: RemoteBrain, number: int, link: Link | None) -> None:
-        super().__init__([])
-        self._remote = remote
-        self.number = number
-        self.link = link
-
-    def charge(self, tokens: int) -> None:
-        if self.link is not None and self.link is self._remote._link:
-            self._remote._tell(Charge(self.number, tokens))
-
-    def leave(self) -> None:
-        if self.link is not None and self.link is self._remote._link:
-            self._remote._tell(Leave(self.number))
-        self.link = None

@@ -204,3 +204,51 @@ def test_who_waits_as_long_as_told_is_let_in(per_minute: float, tries: int) -> N
         except RateLimited as error:
             now += error.retry_after or math.nan
             enter(over, now)
+
+
+def test_shares_are_equal_and_nobody_is_shut_out() -> None:
+    whole = Rates(requests_per_minute=9, tokens_per_minute=90, concurrent_requests=7)
+    assert whole.share(2) == Rates(requests_per_minute=4.5, tokens_per_minute=45, concurrent_requests=3)
+    assert whole.share(8).concurrent_requests == 1
+    assert whole.share(1) is whole
+    assert NO_RATES.share(3) is NO_RATES
+    settings = LimitSettings(max_prompt_tokens=5, key=whole, tenants={"t": whole}).share(3)
+    assert (settings.max_prompt_tokens, settings.tenant) == (5, NO_RATES)
+    assert settings.key == settings.tenants["t"] == whole.share(3)
+
+
+def test_what_others_let_in_counts_and_overdraws_nothing() -> None:
+    over = limiter(key=Rates(requests_per_minute=2, tokens_per_minute=60, concurrent_requests=2))
+    permits = [over.hold("k", "t", NO_RATES, 0.0) for _ in range(5)]
+    permits[0].note(10**6, 0.0)
+    assert over.at_work == 5
+    assert refused(over).limit == "key.concurrent_requests"
+    for permit in permits:
+        permit.leave()
+    assert over.at_work == 0
+    assert refused(over).retry_after == 30, "empty, and not below"
+    enter(over, 30.0).spend(30, 30.0)
+    assert limiter().hold("k", "t", NO_RATES, 0.0) is limits.NO_PERMIT
+
+
+def test_what_is_noted_is_taken_from_what_has_come_meanwhile() -> None:
+    over = limiter(key=Rates(tokens_per_minute=60))
+    permit = enter(over)
+    permit.spend(60, 0.0)
+    permit.note(20, 30.0)
+    permit.spend(10, 30.0)
+    with pytest.raises(RateLimited):
+        permit.spend(1, 30.0)
+    permit.charge(20)
+    permit.note(5, 30.0)
+    with pytest.raises(RateLimited) as told:
+        permit.spend(1, 30.0)
+    assert told.value.retry_after == 21, "what was overdrawn stays so"
+
+
+def test_where_a_share_holds_is_said() -> None:
+    over = Limiter(LimitSettings(key=Rates(concurrent_requests=1)), " at each of 2 gateways")
+    enter(over)
+    assert (
+        "may have 1 requests at a time at each of 2 gateways (limits.key.concurrent_requests)" in refused(over).message
+    )

@@ -24,8 +24,9 @@ from balancer.observer import Observer
 from balancer.processes.brain_server import BrainServer
 from balancer.processes.child import _without_files
 from balancer.processes.own_paths import OwnPaths
+from balancer.processes.permits import BrainAway
 from balancer.processes.protocol import Spend
-from balancer.processes.remote import BrainAway, RemoteBrain
+from balancer.processes.remote import RemoteBrain
 from balancer.request_counts import RequestCounts
 from balancer.service import RouterService
 from balancer.settings import Settings

@@ -26,6 +26,7 @@ from balancer.processes.protocol import (
     FromBrain,
     FromGateway,
     Hello,
+    Hold,
     Known,
     Leave,
     Loads,
@@ -65,6 +66,7 @@ FROM_GATEWAY: list[FromGateway] = [
     Spend(7, 6, 100, 1.5),
     Charge(6, 3),
     Leave(6),
+    Hold(3, "key", "tenant", Rates(concurrent_requests=1), 1.5),
     Suspect("http://a:1", has_answered=True),
     Report(
         Counted({("m", "/p", Outcome.OK): 2}, {("/p", "404"): 1}, {"key.x": 1}, {("m", A): 9}, {("m", A): 4},

@@ -17,6 +17,7 @@ from balancer.admission import ANYONE
 from balancer.core import Outcome, RouteRequest
 from balancer.decisions import NOBODY
 from balancer.fleet import Status
+from balancer.limits import Limiter
 from balancer.processes import remote as remote_module
 from balancer.processes.brain_server import BrainServer
 from balancer.processes.frames import framed
@@ -269,12 +270,62 @@ def test_limits_hold_over_all_and_end_with_those_who_had_them() -> None:
             status, _, body = await both.exchange(post(PATH, b'{"prompt":[%s1]}' % (b"1," * 18)))
             assert status.startswith("HTTP/1.1 429 ")
             assert b"tokens_per_minute" in body
+
+    run(check())
+
+
+LIMITS = {"tenant": {"concurrent_requests": 4, "tokens_per_minute": 400, "requests_per_minute": 40}}
+
+
+def test_a_share_of_the_limits_holds_while_the_brain_is_away() -> None:
+    async def check() -> None:
+        server = {"port": 0, "processes": 2}
+        async with upstream() as replica, pair(replica, limits=LIMITS, server=server) as both:
+            replica.answer = begin_stream
+            first = asyncio.create_task(both.exchange(post(PATH, BODY)))
+            await eventually(lambda: len(replica.received) == 1)
             await both.lose_the_brain()
-            assert (await both.exchange(post(PATH, BODY)))[0] == "HTTP/1.1 200 OK", (
-                "nobody counts, and nobody is refused"
-            )
-            assert both.service.limiter.at_work == 0
+            second = asyncio.create_task(both.exchange(post(PATH, BODY)))
+            await eventually(lambda: len(replica.received) == 2)
+            status, _, body = await both.exchange(post(PATH, BODY))
+            assert status.startswith("HTTP/1.1 429 "), "what the brain had let in counts, too"
+            assert b"may have 2 requests at a time at each of 2 gateways while the brain is away" in body
+            for request in replica.received:
+                end_stream(request)
+            assert {(await each)[0] for each in (first, second)} == {"HTTP/1.1 200 OK"}
+            replica.answer = Upstream().answer
+            status, _, body = await both.exchange(post(PATH, b'{"prompt":[%s1]}' % (b"1," * 190)))
+            assert status.startswith("HTTP/1.1 429 ")
+            assert b"200 tokens a minute" in body
+            answers = [(await both.exchange(post(PATH, b'{"prompt":[1]}')))[0] for _ in range(40)]
+            assert 10 < answers.count("HTTP/1.1 200 OK") < 20, "half of forty, and three were there"
             await both.begin_another()
+
+    run(check())
+
+
+def test_a_new_brain_is_told_who_is_at_work() -> None:
+    async def check() -> None:
+        limits = {"tenant": {"concurrent_requests": 2, "tokens_per_minute": 60}}
+        async with upstream() as replica, pair(replica, limits=limits) as both:
+            replica.answer = begin_stream
+            before = asyncio.create_task(both.exchange(post(PATH, BODY)))
+            await eventually(lambda: len(replica.received) == 1)
+            await both.lose_the_brain()
+            meanwhile = asyncio.create_task(both.exchange(post(PATH, BODY)))
+            await eventually(lambda: len(replica.received) == 2)
+            both.service.limiter = Limiter(both.service.settings.limits)
+            await both.begin_another()
+            assert both.service.limiter.at_work == 2
+            assert (await both.exchange(post(PATH, BODY)))[0].startswith("HTTP/1.1 429 ")
+            for request in replica.received:
+                end_stream(request)
+            assert {(await each)[0] for each in (before, meanwhile)} == {"HTTP/1.1 200 OK"}
+            await both.settle()
+            assert both.service.limiter.at_work == 0
+            assert not both.remote._permits.open
+            replica.answer = Upstream().answer
+            assert (await both.exchange(post(PATH, BODY)))[0] == "HTTP/1.1 200 OK"
 
     run(check())
 
