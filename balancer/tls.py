@@ -6,7 +6,7 @@ Never knows who speaks over them.
 
 import ssl
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from balancer.errors import ConfigError
 from balancer.security import TlsSettings
@@ -67,12 +67,54 @@ def _server_context(settings: TlsSettings) -> ssl.SSLContext:
     return context
 
 
-def replica_context(settings: UpstreamSettings) -> ssl.SSLContext:
-    """What to speak to replicas with https. Their names are checked.
+class ReplicaTls(ssl.SSLContext):
+    """The context of connections to replicas, whose names are checked; ``reload`` changes what those after it are made with.
+
+    Whoever connects may keep it: each connection is made with the current one. Authorities cannot be taken out of a context, so
+    that there has to be another one.
 
     Raises:
         ConfigError: a file cannot be used.
     """
+
+    def __new__(cls, settings: UpstreamSettings) -> "ReplicaTls":
+        return super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
+
+    def __init__(self, settings: UpstreamSettings) -> None:
+        self._settings = settings
+        self._current = _client_context(settings)
+
+    def paths(self) -> list[str]:
+        """The files that it is made of; none where the system's authorities are all."""
+        settings = self._settings
+        return [path for path in (settings.ca_file, settings.cert_file, settings.key_file) if path is not None]
+
+    def reload(self) -> None:
+        """Read the files again.
+
+        Raises:
+            ConfigError: they cannot be used; those of before stay in use.
+        """
+        self._current = _client_context(self._settings)
+
+    def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
+        """What asyncio and uvloop make connections with."""
+        return self._current.wrap_bio(*arguments, **named)
+
+    def wrap_socket(self, *arguments: Any, **named: Any) -> ssl.SSLSocket:
+        return self._current.wrap_socket(*arguments, **named)
+
+
+def replica_context(settings: UpstreamSettings) -> ReplicaTls:
+    """What to speak to replicas with https.
+
+    Raises:
+        ConfigError: a file cannot be used.
+    """
+    return ReplicaTls(settings)
+
+
+def _client_context(settings: UpstreamSettings) -> ssl.SSLContext:
     context = ssl.create_default_context()
     if settings.ca_file is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -215,7 +215,7 @@ async def running(settings: Settings, stop: StopSignals | None = None) -> AsyncI
             await runner.setup()
             await web.UnixSite(runner, control.removeprefix(UNIX)).start()
             await front.server.start(listener, tls.context if tls else None)
-            async with kept_fresh(sources(settings, access, tls)):
+            async with kept_fresh(sources(settings, access, tls, upstream_tls)):
                 yield service, url_of(listener, is_secure=tls is not None)
         finally:
             await front.drain(stop)

@@ -24,7 +24,7 @@ from balancer.key_source import Watched, read_keys
 from balancer.observer import Observer
 from balancer.request_counts import RequestCounts
 from balancer.settings import Settings
-from balancer.tls import ServerTls
+from balancer.tls import ReplicaTls, ServerTls
 from balancer.upstream import KEEPALIVE_SECONDS
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ def _refuse_unread(error: RequestError) -> Response:
     return refuse(error, (headers.REQUEST_ID.decode(), headers.request_id({})))
 
 
-def sources(settings: Settings, access: Access, tls: ServerTls | None) -> list[Watched]:
+def sources(settings: Settings, access: Access, tls: ServerTls | None, upstream: ReplicaTls) -> list[Watched]:
     """What is read again when its files change, and on SIGHUP."""
 
     def reload_keys() -> None:
@@ -126,4 +126,6 @@ def sources(settings: Settings, access: Access, tls: ServerTls | None) -> list[W
         found.append(Watched([settings.auth.keys_file], reload_keys, "auth.keys_file"))
     if tls is not None:
         found.append(Watched(tls.paths(), tls.reload, "tls.cert_file"))
+    if upstream.paths():
+        found.append(Watched(upstream.paths(), upstream.reload, "upstream.ca_file, upstream.cert_file"))
     return found

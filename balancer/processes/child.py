@@ -109,7 +109,8 @@ class _Child:
     async def be_brain(self) -> None:
         settings = self._settings
         access = Access(settings, read_keys(settings.auth), read_salts(settings.tenants))
-        self._service = service = RouterService(settings, replica_context(settings.upstream))
+        upstream_tls = replica_context(settings.upstream)
+        self._service = service = RouterService(settings, upstream_tls)
         service.census.restarts = Counter(self._restarts)
         observer = Observer(_without_files(settings))
         metrics = Metrics(service, observer)
@@ -120,7 +121,7 @@ class _Child:
             await runner.setup()
             await web.UnixSite(runner, f"{self._begin.folder}/{CONTROL}").start()
             await server.start(f"{self._begin.folder}/{BRAIN}")
-            async with kept_fresh(sources(settings, access, None)):
+            async with kept_fresh(sources(settings, access, None, upstream_tls)):
                 self.tell(Ready())
                 if self._begin.startup_timeout is not None:
                     await service.wait_usable(self._begin.startup_timeout, self._stop.asked)
@@ -150,7 +151,7 @@ class _Child:
             await first(brain.is_known, self._stop.asked)
             if not self._stop.asked.is_set():
                 await front.server.start(listener, tls.context if tls else None)
-                async with kept_fresh(sources(settings, access, tls)):
+                async with kept_fresh(sources(settings, access, tls, upstream_tls)):
                     self.tell(Ready())
                     await first(self._retired, self._stop.asked)
         finally:

@@ -105,7 +105,7 @@ def test_old_versions_of_tls_are_refused(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     cert, key = authority.signed("server")
     tls = ServerTls(TlsSettings(cert_file=cert, key_file=key, minimum_version="1.3"))
-    old = client(authority.file)
+    old = ssl.create_default_context(cafile=authority.file)
     old.maximum_version = ssl.TLSVersion.TLSv1_2
 
     async def check() -> None:
@@ -151,3 +151,36 @@ def test_files_that_cannot_be_used_are_named_with_the_setting(tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r"upstream\.cert_file"):
         replica_context(UpstreamSettings(cert_file=cert))
     assert server_tls(TlsSettings()) is None
+
+
+def test_what_replicas_are_asked_with_is_read_again(tmp_path: Path) -> None:
+    """A certificate of ours is replaced, and the authority of replicas: contexts that were given away are as new ones."""
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    one, other = old.signed("kvlb"), new.signed("kvlb")
+    mine = {name: str(tmp_path / name) for name in ("ca_file", "cert_file", "key_file")}
+    for path, file in zip(mine.values(), (old.file, *one), strict=True):
+        shutil.copy(file, path)
+    context = replica_context(UpstreamSettings(**mine))
+    assert context.paths() == list(mine.values())
+
+    def asked(authority: Authority) -> ServerTls:
+        cert, key = authority.signed("replica")
+        return ServerTls(TlsSettings(cert_file=cert, key_file=key, client_ca_file=authority.file))
+
+    async def check() -> None:
+        async with serving(asked(old)) as before, serving(asked(new)) as after:
+            assert await hear(before, context) == "replica"
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await hear(after, context)
+            shutil.copy(new.file, mine["ca_file"])
+            shutil.copy(other[0], mine["cert_file"])
+            with pytest.raises(ConfigError, match=r"upstream\.cert_file: .* its own key"):
+                context.reload()
+            assert await hear(before, context) == "replica", "half of it changes nothing"
+            shutil.copy(other[1], mine["key_file"])
+            context.reload()
+            assert await hear(after, context) == "replica"
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await hear(before, context)
+
+    run(check())

@@ -111,7 +111,7 @@ async def split_gateway(settings: Settings) -> AsyncIterator[tuple[Split, str]]:
         try:
             await remote.is_known.wait()
             await front.server.start(listener, tls.context if tls else None)
-            async with kept_fresh(sources(settings, access, tls)):
+            async with kept_fresh(sources(settings, access, tls, upstream_tls)):
                 made = Split(service, server, remote, f"{folder}/brain")
                 yield made, url_of(listener, is_secure=tls is not None)
                 server = made.server  # perhaps another one by now

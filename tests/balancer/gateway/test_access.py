@@ -3,6 +3,9 @@
 import asyncio
 import json
 import logging
+import os
+import shutil
+import signal
 import ssl
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,10 @@ from balancer.errors import BadRequest, Forbidden, UnknownModel, UpstreamFailed
 from balancer.gateway.access import Access, Admitted, Visit
 from balancer.isolation import Salts
 from balancer.openai import PATHS, read
+from balancer.security import TlsSettings
 from balancer.settings import Settings, convert
 from balancer.tenants import ANYBODY, Caller
+from balancer.tls import ServerTls
 from tests.support.certificates import Authority, needs_openssl
 from tests.support.gateways import Gateway, close, gateway, get, post, split
 from tests.support.upstream import OK, Received, Upstream, upstream
@@ -500,5 +505,44 @@ def test_clients_and_replicas_are_spoken_to_over_tls(tmp_path: Path) -> None:
                 assert replica.received[-1].body == body
             with pytest.raises(ConnectionError):
                 await heard(front, None)
+
+    run(check())
+
+
+@needs_openssl
+@pytest.mark.parametrize("is_asked", [True, False], ids=["SIGHUP", "the file"])
+def test_replicas_are_spoken_to_with_what_the_files_have_now(
+    tmp_path: Path, is_asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both sides get a new authority; connections of before are cut, so that nothing goes on by them."""
+    monkeypatch.setattr(key_source, "LOOK_SECONDS", 60.0 if is_asked else 0.05)
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    files = {side: [str(tmp_path / f"{side}.{part}") for part in ("ca", "pem", "key")] for side in ("replica", "kvlb")}
+
+    def give(side: str, authority: Authority) -> None:
+        for path, file in zip(files[side], (authority.file, *authority.signed(side)), strict=True):
+            shutil.copy(file, path)
+
+    give("replica", old)
+    give("kvlb", old)
+    ca, cert, key = files["replica"]
+    theirs = ServerTls(TlsSettings(cert_file=cert, key_file=key, client_ca_file=ca))
+
+    async def check() -> None:
+        ours = dict(zip(("ca_file", "cert_file", "key_file"), files["kvlb"], strict=True))
+        async with upstream(tls=theirs.context) as replica, gateway([replica.url], upstream=ours) as front:
+            assert status(await front.exchange(post(COMPLETIONS, BODY))) == 200
+            give("replica", new)
+            theirs.reload()
+            for connection in list(replica.connections):
+                connection.transport.abort()
+            assert status(await front.exchange(post(COMPLETIONS, BODY))) in {502, 503}
+            give("kvlb", new)
+            if is_asked:
+                os.kill(os.getpid(), signal.SIGHUP)
+            until = asyncio.get_running_loop().time() + 20
+            while status(await front.exchange(post(COMPLETIONS, BODY))) != 200:
+                assert asyncio.get_running_loop().time() < until
+                await asyncio.sleep(0.05)
 
     run(check())
