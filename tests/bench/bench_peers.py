@@ -3,7 +3,7 @@
 Every contender runs before the same replicas of raw bytes (those of ``bench_proxy``) at the same time, and is asked in turns,
 in an order that is drawn anew for each case of each round; each round begins with new processes. With ``--install``, DIR, which
 is to lie outside the checkout, is made an environment of those peers that PyPI has. The first line says who takes part, in
-which version, and who does not, and why; who refuses a case has a line that says with what.
+which version, and who does not, and why; who refuses a case, or gives no answer, has a line that says so.
 
 Figures are as in ``bench_proxy``: CPU of a contender's whole process tree by ``schedstat``. Given are the median and the
 quartiles over the rounds, of the figure and of kvlb's figure divided by the peer's of the same round: below 1, kvlb is the
@@ -50,6 +50,9 @@ FIGURES: Final = (
 Samples = dict[tuple[str, str, str], dict[int, float]]
 """(case, figure, contender) -> by round."""
 
+Refusals = dict[tuple[str, str], list[str]]
+"""(case, contender) -> why, for each round in which there was nothing to measure."""
+
 
 async def sample(name: str, front: Front, direct: tuple[str, int], seconds: float, *, seed: int) -> dict[str, float]:
     """One case at one contender.
@@ -78,42 +81,46 @@ async def sample(name: str, front: Front, direct: tuple[str, int], seconds: floa
 
 
 @contextlib.contextmanager
-def contenders(found: list[Peer], urls: list[str], folder: Path) -> Iterator[dict[str, Front]]:
+def contenders(found: list[Peer], urls: list[str], folder: Path, refused: Refusals) -> Iterator[dict[str, Front]]:
     with contextlib.ExitStack() as stack:
         fronts: dict[str, Front] = {KVLB: stack.enter_context(gateway(urls))}
         for peer in found:
             try:
                 fronts[peer.name] = stack.enter_context(running(peer, folder / peer.name.replace("/", "-")))
             except RuntimeError as error:
+                refused.setdefault(("all", peer.name), []).append(str(error))
                 say(f"{peer.name} takes no part in this round: {error}")
         yield fronts
 
 
 async def round_of(
-    number: int, only: str, fronts: dict[str, Front], direct: tuple[str, int], seconds: float, samples: Samples
-) -> dict[tuple[str, str], str]:
-    """Every case at every contender once; (case, contender) -> why it was refused."""
-    refused: dict[tuple[str, str], str] = {}
+    number: int,
+    options: argparse.Namespace,
+    fronts: dict[str, Front],
+    direct: tuple[str, int],
+    samples: Samples,
+    refused: Refusals,
+) -> None:
+    """Every case at every contender once."""
     kvlb = fronts[KVLB]
     assert isinstance(kvlb, Gateway)
     await kvlb.proven()
     for at, case in enumerate(CASES):
-        if not re.fullmatch(only, case):
+        if not re.fullmatch(options.only, case):
             continue
         order = list(fronts)
         random.shuffle(order)
         for turn, name in enumerate(order):
             seed = number * 10_000 + at * 100 + turn
             try:
-                done = await sample(case, fronts[name], direct, seconds, seed=seed)
+                done = await sample(case, fronts[name], direct, options.seconds, seed=seed)
             except Refused as error:
-                refused[case, name] = str(error)
+                refused.setdefault((case, name), []).append(str(error))
                 continue
             for figure in FIGURES:
                 if figure in done and (case == "paced_500" or not figure.startswith("rss")):
                     samples.setdefault((case, figure, name), {})[number] = done[figure]
             say(f"round {number} {case} {name}: {done}")
-    return refused
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -137,7 +144,7 @@ def say(text: str) -> None:
 
 async def run(options: argparse.Namespace) -> None:
     samples: Samples = {}
-    refused: dict[tuple[str, str], str] = {}
+    refused: Refusals = {}
     inputs = {"seconds": options.seconds, "rounds": options.rounds}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(options.rounds):
@@ -147,13 +154,14 @@ async def run(options: argparse.Namespace) -> None:
                 if number == 0:
                     taking_part = {peer.name: peer.version for peer in found}
                     report("peers", inputs, {"contenders": taking_part, "missing": missing})
-                with contenders(found, urls, Path(folder) / str(number)) as fronts:
+                with contenders(found, urls, Path(folder) / str(number), refused) as fronts:
                     host, _, port = urls[0].removeprefix("http://").rpartition(":")
                     direct = (host, int(port))
-                    refused |= await round_of(number, options.only, fronts, direct, options.seconds, samples)
+                    await round_of(number, options, fronts, direct, samples, refused)
     tell(samples, inputs)
-    for (case, name), reason in refused.items():
-        report("peers", {"case": case, **inputs}, {"contender": name, "refused": reason})
+    for (case, name), reasons in refused.items():
+        figures: dict[str, object] = {"contender": name, "refused": reasons[-1], "in_rounds": len(reasons)}
+        report("peers", {"case": case, **inputs}, figures)
 
 
 if __name__ == "__main__":
@@ -166,7 +174,7 @@ if __name__ == "__main__":
     parser.add_argument("--only", default=".*", help="a pattern of cases")
     parser.add_argument("--contenders", default=".*", help="a pattern of peers")
     parser.add_argument("--seconds", type=float, default=0.6)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     given = parser.parse_args()
     if given.install:
         if given.peers is None:
