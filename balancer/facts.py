@@ -128,14 +128,17 @@ def read_listing(body: bytes) -> tuple[dict[str, Any], ...]:
 
 
 def merge_listings(listings: Iterable[Iterable[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """One entry for each model; where replicas disagree on ``max_model_len``, the smallest holds for all of them."""
+    """One entry for each model; where replicas disagree on ``max_model_len``, the smallest holds for all of them.
+
+    In the engines' own order, base models before adapters: clients that name no model take the first one of the list.
+    """
     merged: dict[str, dict[str, Any]] = {}
     for entry in (entry for listing in listings for entry in listing):
         known = merged.setdefault(entry["id"], dict(entry))
         lengths = [e["max_model_len"] for e in (known, entry) if isinstance(e.get("max_model_len"), int)]
         if lengths:
             known["max_model_len"] = min(lengths)
-    return [merged[name] for name in sorted(merged)]
+    return sorted(merged.values(), key=lambda entry: entry.get("parent") is not None)
 
 
 def read_version(body: bytes) -> str | None:

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, HttpResponseParser
 
 from balancer.errors import BadRequest, BodyTooLarge, HeadTooLarge, RequestError
-from balancer.http.fields import Fields
+from balancer.http.fields import Fields, lines
 from balancer.http.messages import Head, Request, has_no_body
 
 MAX_HEAD_BYTES: Final = 64 * 1024
@@ -94,16 +94,35 @@ class RequestReader:
         self._last = len(data)
         self._fed += len(data)
         try:
-            self._parser.feed_data(data)
+            self._parse(data)
             if self._fed > MAX_HEAD_BYTES and self.has_begun:
                 self._check_size()
-        except HttpParserUpgrade:
-            pass  # it is answered as the plain request that it also is; another protocol would follow
         except HttpParserError as error:
             self._end(error)
         except RequestError:
             self.is_over = True
             raise
+
+    def _parse(self, data: bytes) -> None:
+        rest: bytes | memoryview = data
+        while True:
+            try:
+                return self._parser.feed_data(rest)
+            except HttpParserUpgrade as told:
+                if self.is_over:
+                    return None
+                rest = memoryview(rest)[told.args[0] :]
+                self._read_as_plain()
+
+    def _read_as_plain(self) -> None:
+        """Read the head again without its ``Upgrade``: the parser leaves out the body of a request that has one, and whatever
+        follows. No other protocol is spoken here, so what follows is of this one (RFC 9110, section 7.8).
+        """
+        fields = [field for field in self._head or () if field[0].lower() != b"upgrade"]
+        start = b"%b %b HTTP/%b\r\n" % (self._parser.get_method(), self._url, self._version.encode())
+        self._parser = HttpRequestParser(self)
+        self._url, self._headers, self._head = b"", [], None
+        self._parser.feed_data(start + lines(fields) + b"\r\n")
 
     def _end(self, error: HttpParserError) -> None:
         if self.is_over:  # what follows a last request is nobody's
@@ -185,6 +204,8 @@ class RequestReader:
     def on_message_complete(self) -> None:
         parser = self._parser
         method = parser.get_method().decode()
+        if parser.should_upgrade() and method != "CONNECT":
+            return  # it is not: ``_read_as_plain``
         path, _, query = _origin_form(method, self._url).decode("latin-1").partition("?")
         body = self._body
         keeps_alive = parser.should_keep_alive() and not parser.should_upgrade()

@@ -277,13 +277,14 @@ def test_an_ipc_address_is_the_same_for_every_rank() -> None:
 def test_listings_merge_by_name_and_keep_every_field() -> None:
     merged = facts.merge_listings(
         [
-            [{"id": "m", "max_model_len": 4096, "permission": [1]}],
-            [{"id": "m", "max_model_len": 2048}, {"id": "a", "parent": "m", "max_model_len": None}],
+            [{"id": "m", "max_model_len": 4096, "permission": [1]}, {"id": "a", "parent": "m", "max_model_len": None}],
+            [{"id": "b", "parent": None}, {"id": "m", "max_model_len": 2048}, {"id": "a", "parent": "m", "root": "x"}],
         ]
     )
     assert merged == [
-        {"id": "a", "parent": "m", "max_model_len": None},
         {"id": "m", "max_model_len": 2048, "permission": [1]},
+        {"id": "b", "parent": None},
+        {"id": "a", "parent": "m", "max_model_len": None},
     ]
 
 

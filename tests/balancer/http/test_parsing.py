@@ -43,6 +43,7 @@ def requests(draw: st.DrawFn) -> tuple[bytes, tuple[Any, ...]]:
     """A request as it is sent, and what it means."""
     method, target, fields, body = draw(st.sampled_from(["GET", "POST"])), draw(TARGET), draw(FIELDS), draw(BODY)
     head = b"%b %b HTTP/1.1\r\nHost: a\r\n" % (method.encode(), target.encode())
+    head += draw(st.sampled_from([b"", b"", b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"]))
     if draw(st.booleans()):
         said = lines(fields) + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
     else:

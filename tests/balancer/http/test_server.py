@@ -264,9 +264,18 @@ def test_an_address_in_front_of_the_path_is_passed_over() -> None:
 
 
 def test_an_upgrade_is_answered_as_the_plain_request_it_is() -> None:
+    """With its body, and with the requests that follow it: curl --http2 and Java's client ask so unless told otherwise."""
+
     async def check(served: Front) -> None:
-        sent = b"GET /echo HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
-        assert bodies(await served.exchange(sent)) == [b"GET /echo? "]
+        fields = b" /echo HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
+        sent = b"POST" + fields + b"Content-Length: 3\r\n\r\nabc"
+        sent += b"POST" + fields + b"Transfer-Encoding: chunked\r\n\r\n2\r\nde\r\n0\r\n\r\n" + b"GET" + fields + b"\r\n"
+        assert bodies(await served.exchange(sent + get("/echo"))) == [
+            b"POST /echo? abc",
+            b"POST /echo? de",
+            b"GET /echo? ",
+            b"GET /echo? ",
+        ]
 
     with_server(check)
 
