@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import re
+import tomllib
 from collections import Counter
 from functools import reduce
 from pathlib import Path
@@ -188,6 +189,13 @@ def test_every_way_to_fail_is_documented() -> None:
 def test_every_forwarded_path_is_documented() -> None:
     text = (DOCS / "api.md").read_text()
     assert [path for path in openai.PATHS if f"`{path}`" not in text] == []
+
+
+def test_the_clients_that_are_checked_are_those_that_are_installed() -> None:
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["clients"]
+    pinned = dict(each.split("==") for each in wanted)
+    documented = dict(re.findall(r"^\| `(\w+)` for Python \| ([\d.]+) \|", (DOCS / "api.md").read_text(), re.M))
+    assert documented == {name: version for name, version in pinned.items() if name != "h11"}
 
 
 def test_every_error_of_ours_is_documented() -> None:

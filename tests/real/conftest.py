@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.real.clients.witness import Witness
 from tests.real.gateway import Engines, Gateway
 from tests.real.ledger import Ledger
 
@@ -68,3 +69,17 @@ def gateway(
         yield gateway
     finally:
         gateway.stop()
+
+
+@pytest.fixture(scope="session")
+def witness(
+    engines: Engines, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Witness]:
+    """The first engine, asked directly and through a gateway of its own, with all that is said recorded."""
+    log = tmp_path_factory.mktemp("witness") / "gateway.log"
+    pytestconfig.stash[_LOGS].append(log)
+    witness = Witness(engines.running[0], log)
+    try:
+        yield witness
+    finally:
+        witness.stop()

@@ -30,6 +30,7 @@ ENGINE_ARGS: Final = (
     *("--num-gpu-blocks-override", str(NUM_BLOCKS), "--max-num-batched-tokens", "512"),
     *("--logits-processors", "slow_tokens:SlowTokens"),
     *("--enable-lora", "--max-lora-rank", "8", "--max-loras", str(len(ADAPTERS))),
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
 )
 """A pool that the traffic overflows many times, a budget that cuts long prompts into chunks, and requests that take long."""
 

@@ -267,7 +267,8 @@ def test_an_upgrade_is_answered_as_the_plain_request_it_is() -> None:
     """With its body, and with the requests that follow it: curl --http2 and Java's client ask so unless told otherwise."""
 
     async def check(served: Front) -> None:
-        fields = b" /echo HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
+        fields = b" /echo HTTP/1.1\r\nHost: a\r\n"
+        fields += b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
         sent = b"POST" + fields + b"Content-Length: 3\r\n\r\nabc"
         sent += b"POST" + fields + b"Transfer-Encoding: chunked\r\n\r\n2\r\nde\r\n0\r\n\r\n" + b"GET" + fields + b"\r\n"
         assert bodies(await served.exchange(sent + get("/echo"))) == [
