@@ -88,7 +88,7 @@ class Brain(Protocol):
         ...
 
     def follow(self, decision: Decision, answer: Answer) -> None:
-        """Look at this answer now and then while it is under way."""
+        """Look at this answer now and then while it is under way; it is told to leave a replica that stands still."""
         ...
 
     def started(self, lease: int) -> None:

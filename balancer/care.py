@@ -6,12 +6,12 @@ Knows the pieces that judge, and calls them in turn. Never decides itself, and n
 
 from typing import Final
 
-from balancer.fleet import LiveReplica
+from balancer.fleet import LiveReplica, Status
 from balancer.retries import Retries
 from balancer.router import Router
 from balancer.settings import Settings
 from balancer.signals import Sign, signs
-from balancer.stalls import Stalls
+from balancer.stalls import Answer, Stalls
 from indexer.index import ReplicaId
 
 LOOK_SECONDS: Final = 1.0
@@ -24,13 +24,14 @@ class Care:
     def __init__(self, router: Router, settings: Settings) -> None:
         self.retries = Retries(settings.retries)
         self.stalls = Stalls(settings.health.stall_seconds)
+        self._probe_seconds = settings.health.timeout_seconds
         self._router = router
         self._next_look = 0.0
 
-    def tick(self, now: float) -> None:
-        """What is due by time alone; call it often."""
+    def tick(self, now: float) -> list[Answer]:
+        """What is due by time alone; call it often. Returns the answers whose replicas stand still: they are to ``leave``."""
         if now < self._next_look:
-            return
+            return []
         self._next_look = now + LOOK_SECONDS
         ejections = self._router.ejections
         stalled, alive = self.stalls.look(now)
@@ -38,6 +39,9 @@ class Care:
             ejections.moved(replica, now)
         for replica, seconds in stalled.items():
             ejections.stalled(replica, f"nothing has come from it for {seconds:.0f} s, though it has work", now)
+        lost = {live.replica.id for live in self._router.fleet if live.health is Status.LOST}
+        still = self.stalls.silent(lost, self._probe_seconds, now) | stalled.keys() if lost else stalled.keys()
+        return self.stalls.waiting_at(still) if still else []
 
     def ejected(self) -> dict[ReplicaId, str]:
         """Who is left out now, and why."""

@@ -190,6 +190,7 @@ class Fault(StrEnum):
     ABORT = "abort"  # 200 and finish_reason "abort" with nothing computed: the engine drains or is paused (vLLM 0.32)
     STATUS = "status"  # an error of its own
     NO_ANSWER = "no_answer"  # nothing within the time for the first byte
+    HUNG = "hung"  # it was found to stand still, and the request was taken away before the client had a byte
     BROKE_OFF = "broke_off"  # the answer ended in its middle
     STALLED = "stalled"  # nothing for too long in the middle of an answer
 

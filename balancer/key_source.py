@@ -125,16 +125,14 @@ def _stamp(path: str) -> tuple[int, int, int]:
 
 @contextlib.asynccontextmanager
 async def kept_fresh(sources: Sequence[Watched]) -> AsyncIterator[None]:
-    """Meanwhile, whatever changes is read again, and on SIGHUP all of it."""
+    """Meanwhile, whatever changes is read again, and on SIGHUP all of it: where that is nothing, it ends nobody either."""
     loop = asyncio.get_running_loop()
     tasks = [asyncio.create_task(source.run()) for source in sources]
-    if sources:
-        loop.add_signal_handler(signal.SIGHUP, _read_again, sources)
+    loop.add_signal_handler(signal.SIGHUP, _read_again, sources)
     try:
         yield
     finally:
-        if sources:
-            loop.remove_signal_handler(signal.SIGHUP)
+        loop.remove_signal_handler(signal.SIGHUP)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -20,7 +20,7 @@ class RetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     attempts: int = 3
     """Replicas tried for one request, the first one included."""
-    faults: tuple[Fault, ...] = (Fault.CONNECT, Fault.RESET, Fault.ABORT)
+    faults: tuple[Fault, ...] = (Fault.CONNECT, Fault.RESET, Fault.ABORT, Fault.HUNG)
     statuses: tuple[int, ...] = (502, 503, 504)
     """Answers of a replica that are failed attempts; each other answer is the client's, good or bad."""
     budget_ratio: float = 0.2
@@ -71,7 +71,8 @@ class Retries:
         ``has_other`` says whether there is a replica that has not been tried.
         """
         verdict = self._judge(failure, attempts, now, deadline, has_other=has_other)
-        self.counts[failure.fault, verdict] += 1
+        if failure.fault is not Fault.HUNG or verdict is Verdict.RETRY:  # else it has not failed yet: it waits on
+            self.counts[failure.fault, verdict] += 1
         return verdict
 
     def _judge(self, failure: Failure, attempts: int, now: float, deadline: float, *, has_other: bool) -> Verdict:
@@ -107,7 +108,7 @@ def check(settings: RetrySettings) -> None:
         if fault is Fault.STATUS or not fault.is_before_answer:
             remedy = "; answers are named by retries.statuses" if fault is Fault.STATUS else ""
             raise ConfigError(
-                f"retries.faults: '{fault}' is never tried again{remedy}; give some of connect, reset, abort, no_answer"
+                f"retries.faults: '{fault}' is never tried again{remedy}; give some of connect, reset, abort, no_answer, hung"
             )
     for status in settings.statuses:
         if status != 429 and not 500 <= status <= 599:

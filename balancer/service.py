@@ -249,9 +249,12 @@ class RouterService:
         if ended is not None and self._decision_file is not None:
             self._decision_file.add(ended)
 
-    def adopt(self, replica: ReplicaId, queued_tokens: int) -> int | None:
+    def adopt(self, replica: ReplicaId, queued_tokens: int, answer: Answer) -> int | None:
         """A request is under way there that this process has not routed; its lease, or None where there is no such replica."""
-        return self.router.adopt(replica, queued_tokens, time.monotonic())
+        lease = self.router.adopt(replica, queued_tokens, time.monotonic())
+        if lease is not None:
+            self.care.stalls.sent(lease, replica, answer)
+        return lease
 
     def _give_back(
         self,
@@ -562,7 +565,8 @@ class RouterService:
             self._look_after()
 
     def _look_after(self) -> None:
-        self.care.tick(time.monotonic())
+        for answer in self.care.tick(time.monotonic()):
+            answer.leave()
         self._news.ejections(self.care.ejected())
         for replica in self.router.fleet.departed():
             log.info("%s: has ended what it had, and is gone", replica)

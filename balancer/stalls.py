@@ -5,6 +5,7 @@ bytes itself. A sign of life is a byte of any answer or a KV event; with neither
 has stalled.
 """
 
+from collections.abc import Collection
 from typing import Protocol
 
 from indexer.index import ReplicaId
@@ -16,6 +17,10 @@ class Answer(Protocol):
     @property
     def arrived(self) -> int:
         """Bytes that have come of it."""
+        ...
+
+    def leave(self) -> None:
+        """Its replica stands still: have another one answer, as long as that is possible, and wait on where it is not."""
         ...
 
 
@@ -40,7 +45,10 @@ class Stalls:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._open: dict[int, _UnderWay] = {}
-        self._since: dict[ReplicaId, float] = {}  # last sign of life, of those that owe one
+        self._since: dict[
+            ReplicaId, float
+        ] = {}  # last sign of life of those that have work, or when they were given it
+        self._stalled: set[ReplicaId] = set()  # and no sign of life since
         self._heard: set[ReplicaId] = set()
         self._telling: set[ReplicaId] = set()
 
@@ -62,18 +70,39 @@ class Stalls:
     def unheard(self, replica: ReplicaId) -> None:
         """Its events cannot be heard any more, or another engine has begun there."""
         self._telling.discard(replica)
+        self._stalled.discard(replica)
 
     def look(self, now: float) -> tuple[dict[ReplicaId, float], set[ReplicaId]]:
         """Those that have stalled, with the seconds since their last sign of life; and those that have given one just now."""
         alive, self._heard = self._heard, set()
+        working: set[ReplicaId] = set()
         owing: set[ReplicaId] = set()
         for each in self._open.values():
             arrived = each.answer.arrived
+            working.add(each.replica)
             if arrived > each.seen:
                 each.seen = arrived
                 alive.add(each.replica)
             if arrived or each.replica in self._telling:
                 owing.add(each.replica)
-        self._since = {replica: now if replica in alive else self._since.get(replica, now) for replica in owing}
-        stalled = {replica: now - since for replica, since in self._since.items() if now - since >= self._seconds}
+        self._since = {replica: now if replica in alive else self._since.get(replica, now) for replica in working}
+        self._stalled -= alive
+        owing |= self._stalled  # whatever it is tried with: it has shown that its silence means something
+        stalled = {replica: silence for replica in owing if (silence := self._silence(replica, now)) >= self._seconds}
+        self._stalled |= stalled.keys()
         return stalled, alive
+
+    def _silence(self, replica: ReplicaId, now: float) -> float:
+        """Seconds; 0 of one that has nothing to do."""
+        return now - self._since.get(replica, now)
+
+    def silent(self, replicas: Collection[ReplicaId], seconds: float, now: float) -> set[ReplicaId]:
+        """Those of them that have work and have given no sign of life for so long, as of the last look.
+
+        For replicas of which something else says that they do not live; of others the silence may be a long prefill.
+        """
+        return {replica for replica in replicas if replica in self._since and self._silence(replica, now) >= seconds}
+
+    def waiting_at(self, replicas: Collection[ReplicaId]) -> list[Answer]:
+        """The answers that are under way there."""
+        return [each.answer for each in self._open.values() if each.replica in replicas]

@@ -20,8 +20,9 @@ NO_LIMIT: Final = 3.0e7
 class Timeouts(msgspec.Struct, frozen=True):
     """The limits of one request, in seconds; ``NO_LIMIT`` is none.
 
-    ``connect``: until a connection to the replica stands. ``first_byte``: from the request to the head of the answer. ``idle``:
-    between two pieces of the answer. ``total``: from the request's arrival to the end of the answer, over all attempts.
+    ``connect``: until a connection to the replica stands. ``first_byte``: from the request to the first output of the
+    answer. ``idle``: between two pieces of it. ``total``: from the request's arrival to the end of the answer, over all
+    attempts.
     """
 
     connect: float

@@ -21,7 +21,7 @@ from balancer.gateway import headers
 from balancer.gateway.access import Visit
 from balancer.gateway.reading import Asked
 from balancer.http.client import HttpClient
-from balancer.http.exchange import ExchangeFailed, Limits, NotConnected, TimedOut
+from balancer.http.exchange import ExchangeFailed, Limits, NotConnected, NotConnectedInTime, TimedOut
 from balancer.http.messages import Head, Outgoing, Request
 from balancer.http.relay import Relay
 from balancer.http.reply import Reply, Source
@@ -81,8 +81,14 @@ class _GivenUp(Exception):
     """The answer is a failure, and has not been given to the client: another replica is to be tried."""
 
     def __init__(self, failure: Failure) -> None:
-        super().__init__(f"answered {failure.status}" if failure.status else "was stopped before it computed anything")
+        super().__init__(f"answered {failure.status}" if failure.status else _GIVEN_UP[failure.fault])
         self.failure = failure
+
+
+_GIVEN_UP: Final = {
+    Fault.ABORT: "was stopped before it computed anything",
+    Fault.HUNG: "stands still, and has sent nothing that could be passed on",
+}
 
 
 class Attempt(Relay):
@@ -107,6 +113,7 @@ class Attempt(Relay):
         self._outcome = Outcome.ERROR
         self._truth: Truth | None = None
         self._failure: Failure | None = None
+        self._connection: Source | None = None
         self.arrived = 0
         """Bytes that have come of the answer's body."""
 
@@ -173,6 +180,7 @@ class Attempt(Relay):
     def opened(self, connection: Source) -> None:
         self._stages.passed(Stage.CONNECT)
         self._awaits = Stage.FIRST_BYTE
+        self._connection = connection
         super().opened(connection)
 
     def head(self, head: Head) -> None:
@@ -182,7 +190,7 @@ class Attempt(Relay):
         if head.status >= 500:
             self._answered_badly(Failure(Fault.STATUS, head.status, _retry_after(head)))
         elif head.status == 200 and (self._is_stream or kind == b"application/json"):
-            self._held = b""
+            self._held, self.is_opening = b"", True
         super().head(head)
 
     def lines(self, head: Head) -> bytes:
@@ -203,7 +211,7 @@ class Attempt(Relay):
                     return
                 case Opening.ABORTED:
                     self._answered_badly(Failure(Fault.ABORT))
-            body, self._held = held, None
+            body, self._held, self.is_opening = held, None, False
         if is_last:  # before the client has it: who asks what came of a request has had its answer
             self._ended(watch)
         super().received(body, is_last=is_last)
@@ -232,6 +240,15 @@ class Attempt(Relay):
 
     # Its failure
 
+    def leave(self) -> None:
+        """The replica stands still (``balancer.stalls.Answer``): another one is tried, unless the client has had a byte."""
+        if self._connection is None or self.reply.has_begun or self.reply.is_lost:
+            return
+        failure = Failure(Fault.HUNG)
+        if self._may_retry(failure):
+            connection, self._connection, self._failure = self._connection, None, failure
+            connection.give_up(_GivenUp(failure))
+
     def _answered_badly(self, failure: Failure) -> None:
         self._failure = failure
         if self._may_retry(failure):
@@ -252,11 +269,11 @@ class Attempt(Relay):
         replica, service = self._decision.replica, self._means.service
         has_begun = self.reply.has_begun
         failure = Failure(_fault_of(error, has_begun=has_begun))
-        is_too_late = isinstance(error, TimedOut) and self._means.loop.time() >= self._asking.deadline
+        is_too_late = self._is_too_late(error)
         if not is_too_late:
             self._failure = failure
         match failure.fault:
-            case Fault.CONNECT:
+            case Fault.CONNECT if not is_too_late:
                 service.unreachable(replica.endpoint)
             case Fault.RESET | Fault.BROKE_OFF:  # somebody is there; whether it answers others is for a probe to say
                 service.broke_off(replica.endpoint)
@@ -274,6 +291,12 @@ class Attempt(Relay):
             self._outcome = Outcome.UNREACHABLE
             told = UpstreamFailed(f"replica {replica.id} cannot be reached: {error}", retry_after=2)
         raise Failed(failure, told, may_retry=self._may_retry(failure)) from error
+
+    def _is_too_late(self, error: ExchangeFailed) -> bool:
+        """Whether it has failed because the time of the whole request is over."""
+        if isinstance(error, NotConnectedInTime):
+            return error.seconds < self._asking.timeouts.connect
+        return isinstance(error, TimedOut) and self._means.loop.time() >= self._asking.deadline
 
     def _too_late(self) -> UpstreamTimeout:
         seconds = self._asking.timeouts.total

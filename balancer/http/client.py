@@ -9,7 +9,7 @@ import ssl
 from typing import Final
 from urllib.parse import urlsplit
 
-from balancer.http.exchange import Limits, NotConnected, Receiver, Unanswered, UpstreamConnection
+from balancer.http.exchange import Limits, NotConnected, NotConnectedInTime, Receiver, Unanswered, UpstreamConnection
 from balancer.http.messages import Outgoing
 from balancer.http.reasons import reason
 
@@ -43,10 +43,11 @@ class HttpClient:
             head += b"Content-Length: %d\r\n\r\n" % len(request.body)
         else:
             head += b"\r\n"
-        kept = pool.take(self._loop.time() - self.keepalive_seconds)
+        began = self._loop.time()
+        kept = pool.take(began - self.keepalive_seconds)
         while True:
             connection = kept or await pool.connect(limits.connect)
-            done = connection.send(head, request.body, receiver, limits, is_head=is_head)
+            done = connection.send(head, request.body, receiver, limits, began + limits.total, is_head=is_head)
             try:
                 return await done
             except Unanswered:
@@ -124,7 +125,7 @@ class EndpointPool:
                 else:
                     await self._loop.create_connection(lambda: connection, *self._address, ssl=self._tls)
         except TimeoutError as error:
-            raise NotConnected(f"no connection within {seconds:g} s") from error
+            raise NotConnectedInTime(seconds) from error
         except (OSError, UnicodeError) as error:
             raise NotConnected(reason(error)) from error
         self._all.add(connection)

@@ -32,6 +32,14 @@ class NotConnected(ExchangeFailed):
     """Nobody is there. Nothing was sent."""
 
 
+class NotConnectedInTime(NotConnected):
+    """Nobody has taken the connection."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"no connection within {seconds:g} s")
+        self.seconds = seconds
+
+
 class Unanswered(ExchangeFailed):
     """The connection was closed before any byte of an answer."""
 
@@ -51,8 +59,11 @@ class BrokenOff(ExchangeFailed):
 class Receiver(Protocol):
     """Gets an answer as it comes. What a method raises ends the exchange, and is raised by it."""
 
+    is_opening: bool
+    """Whether what has come of the answer says nothing yet: then the time until it begins goes on."""
+
     def opened(self, connection: Source) -> None:
-        """The request goes out by this connection, which may be told to ``pause`` and ``resume``."""
+        """The request goes out by this connection, which may be told to ``pause``, to ``resume`` and to ``give_up``."""
         ...
 
     def head(self, head: Head) -> None: ...
@@ -78,6 +89,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_done",
         "_ends_at",
         "_has_head",
+        "_is_opening",
         "_is_paused",
         "_is_unanswered",
         "_limits",
@@ -100,6 +112,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._receiver: Receiver | None = None
         self._done: asyncio.Future[None]
         self._has_head = False
+        self._is_opening = True  # until the answer has begun, by the receiver's account
         self._limits = Limits()
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = 0.0
@@ -111,21 +124,22 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_closed = False
 
     def send(
-        self, head: bytes, body: bytes, receiver: Receiver, limits: Limits, *, is_head: bool
+        self, head: bytes, body: bytes, receiver: Receiver, limits: Limits, ends_at: float, *, is_head: bool
     ) -> "asyncio.Future[None]":
         """Send a request. The future is done when its answer has been received to the end, or raises ``ExchangeFailed``.
 
+        ``ends_at``, on the loop's clock, is when all of it has to be over: connecting has had its part of ``limits.total``.
         Whoever gives it up closes the connection (``abort``).
         """
         self._reader.begin(to_head=is_head)
         self._receiver = receiver
         self._limits = limits
         self._has_head = False
+        self._is_opening = True
         self._is_unanswered = True
         self._done = done = self._loop.create_future()
-        now = self._loop.time()
-        self._ends_at = now + limits.total
-        self._wait_until(now + limits.first_byte)
+        self._ends_at = ends_at
+        self._wait_until(self._loop.time() + limits.first_byte)
         receiver.opened(self)
         if len(body) < 16384:
             # Behind all that is ready now: a write may wake up the replica on this very CPU, and whoever comes next here would
@@ -161,8 +175,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._fail(error)
 
     def _give(self, receiver: Receiver, reader: AnswerReader) -> None:
-        is_first = not self._has_head
-        if is_first:
+        if not self._has_head:
             if reader.head is None:
                 return
             self._has_head = True
@@ -173,10 +186,11 @@ class UpstreamConnection(asyncio.Protocol):
         receiver.received(body, is_last=reader.is_complete)
         if reader.is_complete:
             self._finish(is_reusable=reader.is_reusable)
-        elif is_first:
-            self._wait_until(self._loop.time() + self._limits.idle)
-        else:
+        elif not self._is_opening:
             self._deadline = self._loop.time() + self._limits.idle
+        elif not receiver.is_opening:
+            self._is_opening = False
+            self._wait_until(self._loop.time() + self._limits.idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_closed = True
@@ -211,7 +225,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._is_paused:
             self._is_paused = False
             if not self.is_closed:
-                self._deadline = self._loop.time() + self._limits.idle
+                self._deadline = self._loop.time() + self._patience
                 self._transport.resume_reading()
 
     # Endings
@@ -228,6 +242,11 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self._transport.close()
 
+    def give_up(self, error: Exception) -> None:
+        """The exchange under way ends with this error."""
+        if self._receiver is not None:
+            self._fail(error)
+
     def _fail(self, error: Exception) -> None:
         self._receiver = None
         if not self._done.done():
@@ -240,6 +259,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport.abort()
 
     # Time
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that may pass before the next thing comes."""
+        return self._limits.first_byte if self._is_opening else self._limits.idle
 
     def _wait_until(self, deadline: float) -> None:
         """One timer, which looks at the deadline when it rings: moving it with every piece would cost more."""
@@ -258,9 +282,8 @@ class UpstreamConnection(asyncio.Protocol):
         if now >= self._ends_at:
             self._fail(TimedOut(self._limits.total, "the answer has not come to its end"))
         elif self._is_paused:  # the time is not the replica's
-            self._wait_until(now + self._limits.idle)
+            self._wait_until(now + self._patience)
         elif now >= self._deadline:
-            seconds = self._limits.idle if self._has_head else self._limits.first_byte
-            self._fail(TimedOut(seconds, "nothing came"))
+            self._fail(TimedOut(self._patience, "nothing came"))
         else:
             self._wait_until(self._deadline)

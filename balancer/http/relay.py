@@ -19,6 +19,7 @@ class Relay:
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
+        self.is_opening = False
         self._awaits_body = False
 
     def opened(self, connection: Source) -> None:

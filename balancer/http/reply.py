@@ -23,6 +23,10 @@ class Source(Protocol):
 
     def resume(self) -> None: ...
 
+    def give_up(self, error: Exception) -> None:
+        """End the exchange, with this error; nothing happens where it has ended."""
+        ...
+
 
 class Client(Protocol):
     """The connection that a reply goes out by."""

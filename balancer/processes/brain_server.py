@@ -24,6 +24,7 @@ from balancer.processes.frames import ProtocolError
 from balancer.processes.keys import GivenHashes, Kind
 from balancer.processes.link import Link
 from balancer.processes.protocol import (
+    Abandon,
     Adopt,
     Cancel,
     Charge,
@@ -202,10 +203,15 @@ class BrainServer:
 class _Arrived:
     """An answer under way (``balancer.stalls.Answer``), as far as its gateway has told of it."""
 
-    __slots__ = ("arrived",)
+    __slots__ = ("_call", "_link", "arrived")
 
-    def __init__(self) -> None:
+    def __init__(self, link: Link, call: int) -> None:
+        self._link = link
+        self._call = call
         self.arrived = 0
+
+    def leave(self) -> None:
+        self._link.send(protocol.encode(Abandon(self._call)))
 
 
 class GatewayLink:
@@ -303,7 +309,7 @@ class GatewayLink:
 
     def _routed(self, call: int, decision: Decision, stages: Stages) -> None:
         self.leases[call] = decision.lease
-        self._answers[call] = answer = _Arrived()
+        self._answers[call] = answer = _Arrived(self.link, call)
         self._service.follow(decision, answer)
         if not self._server.teller.knows(decision):
             self._server.look()
@@ -343,9 +349,10 @@ class GatewayLink:
             self._service.release_at_once(lease, release.outcome, release.truth, release.failure)
 
     def _adopt(self, adopt: Adopt) -> None:
-        lease = self._service.adopt(adopt.replica, adopt.queued_tokens)
+        answer = _Arrived(self.link, adopt.call)
+        lease = self._service.adopt(adopt.replica, adopt.queued_tokens, answer)
         if lease is not None:
-            self.leases[adopt.call] = lease
+            self.leases[adopt.call], self._answers[adopt.call] = lease, answer
 
     def _enter(self, enter: Enter) -> None:
         self._permits[enter.call] = self._service.limiter.enter(enter.name, enter.tenant, enter.rates, enter.now)

@@ -207,10 +207,16 @@ class Loads(msgspec.Struct, frozen=True, array_like=True, tag=36):
     in_flight: list[int]
 
 
+class Abandon(msgspec.Struct, frozen=True, array_like=True, tag=37):
+    """The replica of this lease stands still: the gateway takes the request away from it if it can."""
+
+    call: int
+
+
 FromGateway: TypeAlias = (
     Hello | Route | Cancel | Started | Release | Adopt | Enter | Spend | Charge | Leave | Suspect | Report | Hold
 )
-FromBrain: TypeAlias = Routed | Refused | Done | FleetView | Loads
+FromBrain: TypeAlias = Routed | Refused | Done | FleetView | Loads | Abandon
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _from_gateway: Final = msgspec.msgpack.Decoder(FromGateway)

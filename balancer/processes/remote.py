@@ -35,6 +35,7 @@ from balancer.processes.link import Link
 from balancer.processes.mirror import Mirror
 from balancer.processes.permits import BrainAway, Permits
 from balancer.processes.protocol import (
+    Abandon,
     Adopt,
     Cancel,
     Done,
@@ -336,6 +337,10 @@ class RemoteBrain:
                     call.answer.set_result(None)
             case Loads():
                 self.mirror.load(message.in_flight)
+            case Abandon():
+                lease = self._leases.get(message.call)
+                if lease is not None and lease.answer is not None:
+                    lease.answer.leave()
             case FleetView():
                 self._know(message)
 
@@ -386,7 +391,7 @@ class RemoteBrain:
     def _tell_leases(self) -> None:
         """The brain is back, or has come."""
         for number, lease in self._leases.items():
-            lease.is_told = True
+            lease.is_told, lease.reported = True, 0
             self._tell(Adopt(number, lease.replica, lease.queued_tokens))
 
     # Leases

@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from balancer import key_source
 from balancer.errors import ConfigError
-from balancer.key_source import Watched, read_keys, read_salts
+from balancer.key_source import Watched, kept_fresh, read_keys, read_salts
 from balancer.security import AuthSettings, TenantSettings
 from tests.support.waiting import eventually, run
 
@@ -54,6 +56,16 @@ def test_the_secret_of_salts_comes_from_a_file_or_a_variable(tmp_path: Path, mon
     assert read_salts(TenantSettings(secret_file=str(file))) is None
     with pytest.raises(ConfigError, match="not set"):
         read_salts(TenantSettings(isolation=True, secret_variable="KVLB_TEST_NONE"))
+
+
+def test_a_hangup_ends_nobody_who_has_nothing_to_read_again() -> None:
+    async def check() -> None:
+        async with kept_fresh([]):
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+    run(check())
 
 
 def test_a_changed_file_is_read_again_and_a_bad_one_is_told_once(

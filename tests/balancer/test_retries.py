@@ -45,6 +45,14 @@ def test_what_took_too_long_is_only_tried_again_on_demand() -> None:
     assert judge(Failure(Fault.NO_ANSWER), settings=RetrySettings(faults=(Fault.NO_ANSWER,))) is Verdict.RETRY
 
 
+def test_who_waits_at_a_replica_that_stands_still_has_not_failed() -> None:
+    owner, hung = Retries(RetrySettings(budget_ratio=0.0, budget_minimum=2)), Failure(Fault.HUNG)
+    verdicts = [owner.judge(hung, 1, now, math.inf) for now in (0.0, 0.0, 0.0, 1.0, 30.0)]
+    assert verdicts == [Verdict.RETRY, Verdict.RETRY, Verdict.BUDGET, Verdict.BUDGET, Verdict.RETRY]
+    assert owner.counts == {(Fault.HUNG, Verdict.RETRY): 3}
+    assert judge(hung, settings=RetrySettings(faults=(Fault.CONNECT,))) is Verdict.FINAL
+
+
 def test_attempts_and_deadline_end_it() -> None:
     assert [judge(BUSY, attempts=tried) for tried in (1, 2, 3)] == [Verdict.RETRY, Verdict.RETRY, Verdict.ATTEMPTS]
     assert judge(BUSY, now=60.0) is Verdict.DEADLINE

@@ -12,6 +12,8 @@ class Stream:
     def __init__(self, arrived: int = 0) -> None:
         self.arrived = arrived
 
+    def leave(self) -> None: ...
+
 
 def watching(*streams: Stream, of: ReplicaId = A) -> Stalls:
     owner = Stalls(30.0)
@@ -88,3 +90,45 @@ def test_time_without_work_does_not_count() -> None:
     owner.look(10.0)
     owner.sent(1, A, Stream())
     assert owner.look(100.0) == ({}, set())
+
+
+def test_what_has_stalled_is_found_again_although_it_owes_nothing_new() -> None:
+    """The trial of an engine without events: nothing of it ever comes."""
+    owner = watching(Stream(5))
+    owner.look(0.0)
+    assert owner.look(30.0)[0] == {A: 30.0}
+    owner.ended(0, is_good=False)
+    owner.look(31.0)
+    owner.sent(1, A, Stream())
+    assert [owner.look(second)[0] for second in (40.0, 69.0, 70.0)] == [{}, {}, {A: 30.0}]
+    owner.ended(1, is_good=False)
+    owner.sent(2, A, moved := Stream())
+    moved.arrived = 1
+    assert owner.look(71.0) == ({}, {A})
+    owner.ended(2, is_good=True)
+    owner.sent(3, A, Stream())
+    assert [owner.look(second)[0] for second in (72.0, 500.0)] == [{}, {}], "it has given a sign of life"
+
+
+def test_another_engine_begins_without_a_past() -> None:
+    owner = watching(Stream(5))
+    owner.look(0.0)
+    owner.look(30.0)
+    owner.ended(0, is_good=False)
+    owner.unheard(A)
+    owner.sent(1, A, Stream())
+    assert [owner.look(second)[0] for second in (31.0, 500.0)] == [{}, {}]
+
+
+def test_of_those_that_are_lost_the_silent_ones_are_known_and_what_waits_there() -> None:
+    waiting, flowing = Stream(), Stream()
+    owner = watching(waiting)
+    owner.sent(9, B, flowing)
+    owner.look(0.0)
+    flowing.arrived = 4
+    owner.look(2.0)
+    assert owner.silent({A, B, ReplicaId("c")}, 2.0, 2.0) == {A}
+    assert owner.silent({B}, 2.0, 4.0) == {B}
+    assert owner.silent((), 0.0, 4.0) == set()
+    assert owner.waiting_at({A}) == [waiting]
+    assert owner.waiting_at({ReplicaId("c")}) == []

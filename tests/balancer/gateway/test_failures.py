@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from balancer.fleet import Drain
+from balancer.http.client import EndpointPool
+from balancer.http.exchange import NotConnectedInTime, UpstreamConnection
 from tests.support.gateways import Gateway, gateway, get, post, split
 from tests.support.upstream import OK, Answer, Received, Upstream, upstream
 from tests.support.waiting import eventually, run
@@ -180,6 +183,146 @@ def test_the_whole_request_has_a_limit_over_all_attempts() -> None:
         assert not answer.endswith(b"0\r\n\r\n")
 
     with_two(check, timeouts={"total_seconds": 0.15})
+
+
+# Replicas that stand still
+
+QUICK_PROBES = {"interval_seconds": 0.05, "timeout_seconds": 0.2, "failures": 2}
+
+
+def freeze(replica: Upstream) -> None:
+    """As SIGSTOP does: whoever connects is taken, and nobody is answered."""
+    replica.answer = silent
+    replica.paths["/health"] = silent
+
+
+async def asked_at(bad: Upstream, good: Upstream, front: Gateway, *paths: str) -> "list[asyncio.Task[bytes]]":
+    """Requests that have come to the bad one."""
+    front.service.drain(good.url, Drain.ASKED)
+    before = len(bad.received)
+    tasks = [asyncio.create_task(front.exchange(post(path, BODY))) for path in paths]
+    await eventually(lambda: len(bad.received) == before + len(paths))
+    front.service.drain(good.url, None)
+    return tasks
+
+
+def moved_in_time(check: Callable[[Gateway, Upstream, Upstream], Any], **sections: Any) -> None:
+    async def begin(front: Gateway, bad: Upstream, good: Upstream) -> None:
+        front.service.care._probe_seconds = 0.2
+        await check(front, bad, good)
+        await eventually(front.is_idle)
+
+    with_two(begin, **{"health": QUICK_PROBES, "slow_start": {"seconds": 0}, **sections})
+
+
+@pytest.mark.parametrize("beginning", [None, ROLE], ids=["nothing came", "its role came"])
+def test_what_waits_at_a_replica_that_stands_still_is_answered_by_another(beginning: bytes | None) -> None:
+    async def stuck(request: Received) -> None:
+        if beginning is not None:
+            request.begin_stream()
+            request.chunk(beginning)
+
+    async def check(front: Gateway, bad: Upstream, good: Upstream) -> None:
+        bad.answer = stuck
+        waiting = await asked_at(bad, good, front, CHAT, CHAT, "/v1/completions")
+        bad.paths["/health"] = silent
+        answers = [split(await each) for each in waiting]
+        assert [(first.split()[1], body) for first, _, body in answers] == [("200", OK)] * 3
+        await eventually(lambda: all(request.gone.is_set() for request in bad.received))
+        retries = {(labels["fault"], labels["verdict"]): n for labels, n in await front.samples("kvlb_retries_total")}
+        assert retries == {("hung", "retry"): 3}
+
+    moved_in_time(check)
+
+
+def test_a_stalled_engine_that_answers_probes_gives_up_what_waits_there() -> None:
+    async def hang(request: Received) -> None:
+        if request.path == CHAT:
+            request.begin_stream()
+            request.chunk(TOKEN)
+
+    async def check(front: Gateway, bad: Upstream, good: Upstream) -> None:
+        bad.answer = hang
+        front.service.care.stalls._seconds = 0.5
+        begun, waiting = await asked_at(bad, good, front, CHAT, "/v1/completions")
+        assert split(await waiting)[2] == OK
+        assert not begun.done(), "what the client has a byte of is never begun anew"
+        (at_work,) = [request for request in bad.received if request.path == CHAT]
+        at_work.chunk(DONE)
+        at_work.chunk(b"")
+        assert split(await begun)[2] == TOKEN + DONE
+
+    moved_in_time(check)
+
+
+def test_where_nobody_else_is_it_waits_until_the_replica_wakes_up() -> None:
+    async def check(front: Gateway, bad: Upstream, good: Upstream) -> None:
+        bad.answer = silent
+        (waiting,) = await asked_at(bad, good, front, CHAT)
+        freeze(good)
+        freeze(bad)
+        await eventually(lambda: not front.service.is_ready, 10)
+        await asyncio.sleep(1.2)  # one look at the least
+        assert not waiting.done()
+        bad.received[-1].answer(OK)
+        assert split(await waiting)[2] == OK
+
+    moved_in_time(check)
+
+
+def test_what_the_budget_does_not_allow_waits_on() -> None:
+    async def check(front: Gateway, bad: Upstream, good: Upstream) -> None:
+        bad.answer = silent
+        waiting = await asked_at(bad, good, front, CHAT, CHAT, CHAT)
+        freeze(bad)
+        await eventually(lambda: sum(each.done() for each in waiting) == 1, 10)
+        await asyncio.sleep(1.2)
+        assert sum(each.done() for each in waiting) == 1
+        for request in bad.received:
+            if not request.gone.is_set():
+                request.answer(OK)
+        assert [split(await each)[2] for each in waiting] == [OK] * 3
+
+    moved_in_time(check, retries={"budget_minimum": 1, "budget_ratio": 0.0})
+
+
+@pytest.mark.parametrize("leaves", ["closed", "half closed, then reset"])
+def test_a_client_that_leaves_what_stands_still_leaves_nothing(leaves: str) -> None:
+    async def check(front: Gateway, bad: Upstream, good: Upstream) -> None:
+        for replica in (bad, good):
+            freeze(replica)
+        _, writer = await front.send(post(CHAT, BODY))
+        await eventually(lambda: len(bad.received) + len(good.received) == 1)
+        (request,) = bad.received + good.received
+        if leaves == "closed":
+            writer.close()
+        else:
+            writer.write_eof()
+            await asyncio.sleep(0.1)
+            assert not front.is_idle(), "it has said all it wants to, and waits"
+            writer.transport.abort()
+        await eventually(front.is_idle, 10)
+        await eventually(request.gone.is_set)
+        assert await front.outcomes() == {"cancelled": 1}
+
+    moved_in_time(check)
+
+
+def test_a_connection_that_comes_too_late_is_no_fault_of_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nobody(pool: EndpointPool, seconds: float) -> UpstreamConnection:
+        await asyncio.sleep(seconds)
+        raise NotConnectedInTime(seconds)
+
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url], timeouts={"total_seconds": 0.2}) as front:
+            monkeypatch.setattr(EndpointPool, "connect", nobody)
+            status, body = await ask(front)
+            monkeypatch.undo()
+            assert (status, "within 0.2 s" in json.loads(body)["error"]["message"]) == (504, True)
+            assert await front.samples("kvlb_replica_failures_total") == []
+            assert front.service.watchers[replica.url].problem is None
+
+    run(check())
 
 
 # Replicas that go on failing

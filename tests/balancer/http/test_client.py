@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from balancer.http.client import HttpClient
-from balancer.http.exchange import BrokenOff, ExchangeFailed, Limits, NotConnected, TimedOut, Unanswered
+from balancer.http.exchange import (
+    BrokenOff,
+    ExchangeFailed,
+    Limits,
+    NotConnected,
+    TimedOut,
+    Unanswered,
+    UpstreamConnection,
+)
 from balancer.http.messages import Head, Outgoing
 from balancer.http.reply import Source
 from tests.support.waiting import eventually, run
@@ -55,6 +63,8 @@ class Peer:
 
 class Taken:
     """A receiver that keeps everything."""
+
+    is_opening = False
 
     def __init__(self, surprise: Exception | None = None) -> None:
         self.source: Source | None = None
@@ -333,6 +343,41 @@ def test_an_answer_has_its_time(talk: Talk, limits: Limits, told: str) -> None:
         await eventually(lambda: peer.open == 0)
 
     with_peer(talk, check)
+
+
+def test_until_it_says_something_an_answer_has_the_time_of_its_beginning() -> None:
+    """Engines send the head of a stream at once, and only then compute the prompt."""
+
+    async def check(client: HttpClient, peer: Peer) -> None:
+        taken = Taken()
+        taken.is_opening = True
+        with pytest.raises(TimedOut, match=r"nothing came for 0\.1 s"):
+            await client.exchange(peer.address, ASKED, taken, Limits(first_byte=0.1, idle=0.02))
+        with pytest.raises(TimedOut, match=r"nothing came for 0\.02 s"):
+            await client.exchange(peer.address, ASKED, Taken(), Limits(first_byte=5, idle=0.02))
+
+    with_peer(falling_silent(WHOLE[:-2]), check)
+
+
+def test_time_to_connect_is_part_of_the_whole() -> None:
+    async def late(peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await peer.request(reader)
+        await asyncio.sleep(0.2)
+        writer.write(WHOLE)
+
+    async def check(client: HttpClient, peer: Peer) -> None:
+        pool = client._open_pool(peer.address)
+        connect = pool.connect
+
+        async def slowly(seconds: float) -> UpstreamConnection:
+            await asyncio.sleep(0.3)
+            return await connect(seconds)
+
+        pool.connect = slowly  # type: ignore[method-assign]
+        with pytest.raises(TimedOut, match=r"for 0\.35 s"):
+            await client.exchange(peer.address, ASKED, Taken(), Limits(total=0.35))
+
+    with_peer(late, check)
 
 
 def test_an_answer_that_goes_on_may_take_long() -> None:

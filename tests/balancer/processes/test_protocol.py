@@ -16,6 +16,7 @@ from balancer.limits import Rates
 from balancer.processes import protocol
 from balancer.processes.frames import ProtocolError
 from balancer.processes.protocol import (
+    Abandon,
     Adopt,
     Cancel,
     Chains,
@@ -95,6 +96,7 @@ FROM_BRAIN: list[FromBrain] = [
         True,
     ),
     Loads([1, 0]),
+    Abandon(3),
 ]
 
 

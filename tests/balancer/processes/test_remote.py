@@ -352,6 +352,48 @@ def test_the_brain_sees_how_answers_go_on() -> None:
     run(check())
 
 
+class Waiting:
+    """An answer of which nothing has come."""
+
+    arrived = 0
+
+    def __init__(self) -> None:
+        self.told = 0
+
+    def leave(self) -> None:
+        self.told += 1
+
+
+def test_what_waits_at_a_replica_that_stands_still_is_told_by_every_brain() -> None:
+    async def check() -> None:
+        async with upstream() as replica, pair(replica) as both:
+            waiting, stalls = Waiting(), both.service.care.stalls
+            decision = await both.remote.route(RouteRequest("m"), NOBODY, ANYONE)
+            both.remote.follow(decision, waiting)
+            (at_first,) = stalls.waiting_at({decision.replica.id})
+            at_first.leave()
+            await eventually(lambda: waiting.told == 1)
+            waiting.arrived = 7
+            both.remote._report()
+            await eventually(lambda: at_first.arrived == 7)
+
+            await both.lose_the_brain()
+            assert stalls.waiting_at({decision.replica.id}) == []
+            await both.begin_another()
+            await eventually(lambda: stalls.waiting_at({decision.replica.id}))
+            (again,) = stalls.waiting_at({decision.replica.id})
+            both.remote._report()
+            await eventually(lambda: again.arrived == 7)
+            again.leave()
+            await eventually(lambda: waiting.told == 2)
+            both.remote.release_at_once(decision.lease, Outcome.CANCELLED)
+            again.leave()
+            await both.settle()
+            assert (waiting.told, both.service.open_leases) == (2, 0)
+
+    run(check())
+
+
 def test_a_decision_without_the_brain_says_so() -> None:
     async def check() -> None:
         async with upstream() as replica, pair(replica) as both:
