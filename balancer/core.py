@@ -187,7 +187,7 @@ class Fault(StrEnum):
 
     CONNECT = "connect"  # nobody took the connection
     RESET = "reset"  # the connection ended before the head of an answer
-    ABORT = "abort"  # 200 and finish_reason "abort" with nothing computed: the engine drains or is paused (vLLM 0.32)
+    ABORT = "abort"  # ended with nothing computed: the engine drains or is paused, or has died (balancer.opening)
     STATUS = "status"  # an error of its own
     NO_ANSWER = "no_answer"  # nothing within the time for the first byte
     HUNG = "hung"  # it was found to stand still, and the request was taken away before the client had a byte

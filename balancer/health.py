@@ -60,6 +60,8 @@ class Watcher:
         """Why the endpoint cannot be used, or None."""
         self.refusal: int | None = None
         """The status with which it has refused to tell what it is, or None: it has told, or has not answered."""
+        self.is_judged = False
+        """Whether it has been found out if it can be used: a probe without an answer is none."""
         self.is_heard = False
         """Whether it has ever answered, if only with an error."""
         self.signal = Signal.PROBE
@@ -161,6 +163,7 @@ class Watcher:
 
     def _up(self) -> None:
         self._failures = 0
+        self.is_judged = True
         self.refusal = None
         self.problem = "is asleep; wake it up (POST /wake_up)" if self._pulse.asleep else None
         self.signal = Signal.PROBE
@@ -175,6 +178,7 @@ class Watcher:
         self.refusal = error.status if isinstance(error, _Refused) else None
         self.is_heard |= isinstance(error, _Refused | msgspec.MsgspecError | aiohttp.ClientResponseError)
         refused = isinstance(error, aiohttp.ClientConnectorError)
+        self.is_judged |= refused or isinstance(error, _Refused) or self._failures >= self._settings.failures
         if refused or not self._is_up or self._failures >= self._settings.failures:
             self._down(reason(error))
 

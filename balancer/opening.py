@@ -1,8 +1,8 @@
 """The beginning of an answer, held back until it says whether the engine computes at all.
 
-Knows how an engine that drains or is paused answers (vLLM 0.32): with status 200, and ``abort`` as the reason of the end. Holds
-back no more than it takes to tell: a plain body up to a size, and of a stream what comes before its first output. Never knows
-where the bytes go.
+Knows how an engine that drains or is paused answers (vLLM 0.32): with status 200, and ``abort`` as the reason of the end; and
+what is said in place of one that has died. Holds back no more than it takes to tell: a plain body up to a size, and of a stream
+what comes before its first output. Never knows where the bytes go.
 """
 
 import re
@@ -12,8 +12,12 @@ from typing import Final
 MAX_HELD: Final = 64 * 1024
 """Bytes; what is longer has begun."""
 
-_ABORTED: Final = re.compile(rb'"finish_reason": ?"abort"|"type": ?"message".*"stop_reason": ?null')
-"""In the OpenAI dialects, and in a whole message of Anthropic's. No text looks so: quotes within a string have a backslash."""
+_ABORTED: Final = re.compile(
+    rb'"finish_reason": ?"abort"|"type": ?"message".*"stop_reason": ?null'
+    rb'|"message": ?"EngineCore encountered an issue'
+)
+"""In the OpenAI dialects, and in a whole message of Anthropic's; and the error of a server whose engine has died or is ending
+(vLLM 0.32: ``EngineDeadError``, with status 500 or as an event). No text looks so: quotes within a string have a backslash."""
 
 _NOTHING_YET: Final = re.compile(
     rb'\{"type": ?"(?:response\.(?:created|in_progress|queued)|message_start|ping)"'

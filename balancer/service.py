@@ -34,7 +34,7 @@ from balancer.feed import EventFeed
 from balancer.fleet import Drain, LiveReplica, Status
 from balancer.handover import Handover
 from balancer.hashes import PromptHashes
-from balancer.health import UNASKED, Watcher
+from balancer.health import Watcher
 from balancer.limits import Limiter, Permit
 from balancer.news import News
 from balancer.policies.base import make
@@ -300,11 +300,14 @@ class RouterService:
 
     @property
     def is_refilled(self) -> bool:
-        """Whether all that can be known at the start is: each endpoint has been asked, and each event stream is whole."""
+        """Whether all that can be known at the start is: each endpoint has been asked, and each event stream is whole.
+
+        One that has not answered its first probe in time has not been asked: whoever used it until now may know better.
+        """
         watchers = self.watchers.values()
         if not (self.warm.is_loaded and self.follower.has_told.is_set() and watchers):
             return False
-        if any(watcher.problem == UNASKED for watcher in watchers):
+        if not all(watcher.is_judged for watcher in watchers):
             return False
         return all(
             self._is_settled(live.replica.id, publisher)

@@ -187,10 +187,11 @@ class Attempt(Relay):
         kind = head.named.get(b"content-type", b"").partition(b";")[0].strip().lower()
         self._is_stream = kind == b"text/event-stream"
         self._watch = StreamWatch() if self._is_stream else BodyWatch()
-        if head.status >= 500:
-            self._answered_badly(Failure(Fault.STATUS, head.status, _retry_after(head)))
-        elif head.status == 200 and (self._is_stream or kind == b"application/json"):
+        is_told_by_its_body = head.status in {200, 500} and (self._is_stream or kind == b"application/json")
+        if is_told_by_its_body:
             self._held, self.is_opening = b"", True
+        elif head.status >= 500:
+            self._answered_badly(Failure(Fault.STATUS, head.status, _retry_after(head)))
         super().head(head)
 
     def lines(self, head: Head) -> bytes:
@@ -211,6 +212,8 @@ class Attempt(Relay):
                     return
                 case Opening.ABORTED:
                     self._answered_badly(Failure(Fault.ABORT))
+                case _ if self.reply.status == 500:
+                    self._answered_badly(Failure(Fault.STATUS, 500))
             body, self._held, self.is_opening = held, None, False
         if is_last:  # before the client has it: who asks what came of a request has had its answer
             self._ended(watch)

@@ -31,6 +31,8 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     log_level: str
     log_format: str
     startup_timeout: float | None
+    is_first: bool
+    """Whether nobody has been at its place before."""
 
 
 class Retire(msgspec.Struct, frozen=True, tag=True):

@@ -140,7 +140,10 @@ class _Child:
         tls, upstream_tls = server_tls(settings.tls), replica_context(settings.upstream)
         observer, counts = Observer(settings), RequestCounts()
         retries = Retries(_share(settings.retries, settings.server.processes))
-        brain = RemoteBrain(settings, f"{begin.folder}/{BRAIN}", begin.number, counts, observer, upstream_tls, retries)
+        path = f"{begin.folder}/{BRAIN}"
+        brain = RemoteBrain(
+            settings, path, begin.number, counts, observer, upstream_tls, retries, waits_for_all=not begin.is_first
+        )
         await brain.start()
         observer.start()
         control = f"{UNIX}{begin.folder}/{CONTROL}"

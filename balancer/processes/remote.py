@@ -110,8 +110,14 @@ class RemoteBrain:
         observer: Observer,
         tls: ssl.SSLContext | None = None,
         retries: Retries | None = None,
+        *,
+        waits_for_all: bool = False,
     ) -> None:
-        """``path`` is the brain's socket, ``number`` this gateway's place among all."""
+        """``path`` is the brain's socket, ``number`` this gateway's place among all.
+
+        With ``waits_for_all`` nothing is known before the brain knows all that there is to know: whoever takes over from a
+        gateway that knew the fleet must not begin with half of it.
+        """
         self.settings = settings
         self.retries = retries or Retries(settings.retries)
         self.is_draining = False
@@ -120,6 +126,7 @@ class RemoteBrain:
         self.is_known = asyncio.Event()
         """Set once there is a fleet to fall back to."""
         self._path = path
+        self._waits_for_all = waits_for_all
         self._number = number
         self._counts = counts
         self._observer = observer
@@ -376,7 +383,8 @@ class RemoteBrain:
     def _know(self, view: FleetView) -> None:
         """The fleet has changed. What a brain tells that has only begun is less than what is known."""
         was_asked = self._is_refilled
-        if not view.is_refilled and self.mirror.is_ready():
+        waits = self._waits_for_all and not self.is_known.is_set()
+        if not view.is_refilled and (waits or self.mirror.is_ready()):
             return
         lives = self.mirror.lives
         self.mirror.apply(view)

@@ -202,6 +202,7 @@ class Supervisor:
             self._logs.level,
             self._logs.format,
             None if self._has_started else self._startup_timeout,
+            is_first=not self._has_started,
         )
         child.tell(begin)
         child.tell(Restarts(dict(self._restarts)))

@@ -1,5 +1,6 @@
 """``balancer/service.py``: what engines tell reaches the router, in order, and what has changed with a restart is noticed."""
 
+import asyncio
 import json
 import logging
 import time
@@ -21,7 +22,7 @@ from indexer.stream import Apply, Standing, Step
 from indexer.wire import Batch
 from tests.support.gateways import gateway, post, split
 from tests.support.routing import MODEL, RANDOM, replica, request, stored, told
-from tests.support.upstream import upstream
+from tests.support.upstream import Received, upstream
 from tests.support.waiting import eventually, run
 
 A = ReplicaId("a")
@@ -237,6 +238,33 @@ def test_a_publisher_that_cannot_be_reached_is_told(
         assert not (await service.route(request(PROMPT))).is_predicted
 
     with_service(check)
+
+
+def test_a_service_is_not_refilled_by_a_first_probe_that_nobody_answers() -> None:
+    async def check() -> None:
+        async with upstream() as slow:
+            answers = asyncio.Event()
+
+            async def late(request: Received) -> None:
+                await answers.wait()
+                request.answer(b"")
+
+            slow.paths["/health"] = late
+            health = {"interval_seconds": 0.05, "timeout_seconds": 0.1, "failures": 1_000}
+            service = RouterService(
+                convert({"replicas": [{"url": slow.url}, {"url": "http://127.0.0.1:9"}], "health": health})
+            )
+            await service.start()
+            await eventually(lambda: len([each for each in slow.questions if each.path == "/health"]) > 3)
+            assert service.watchers["http://127.0.0.1:9"].is_judged, "a connection that is refused is an answer"
+            assert not service.watchers[slow.url].is_judged
+            assert not service.is_refilled
+            answers.set()
+            await eventually(lambda: service.is_refilled)
+            assert service.is_ready
+            await service.stop()
+
+    run(check())
 
 
 def test_a_service_is_refilled_once_it_has_asked_all_who_were_found() -> None:

@@ -48,10 +48,26 @@ async def dies_in_its_role(request: Received) -> None:
     request.reset()
 
 
+DEAD = (
+    b'{"error":{"message":"EngineCore encountered an issue. See stack trace (above) for the root cause.","code":500}}'
+)
+
+
+async def dead(request: Received) -> None:
+    request.answer(DEAD, status="500 Internal Server Error")
+
+
+async def dies_before_its_output(request: Received) -> None:
+    request.begin_stream()
+    for chunk in (ROLE, b"data: " + DEAD + b"\n\n", DONE, b""):
+        request.chunk(chunk)
+        await asyncio.sleep(0)
+
+
 async def silent(request: Received) -> None: ...
 
 
-FAILING: list[Answer] = [reset, busy, aborted, aborted_stream, dies_in_its_role]
+FAILING: list[Answer] = [reset, busy, aborted, aborted_stream, dies_in_its_role, dead, dies_before_its_output]
 
 
 async def ask(front: Gateway, path: str = CHAT) -> tuple[int, bytes]:
@@ -102,6 +118,31 @@ def test_where_nobody_else_is_its_answer_is_the_clients(failing: Answer) -> None
             assert await front.outcomes() == {"error": 1}
 
     run(check())
+
+
+def test_where_nobody_else_is_the_error_of_a_dead_engine_is_the_clients() -> None:
+    async def check() -> None:
+        async with upstream() as bad, gateway([bad.url]) as front:
+            bad.answer = dead
+            assert await ask(front) == (500, DEAD)
+            assert await front.outcomes() == {"error": 1}
+
+    run(check())
+
+
+@pytest.mark.parametrize("statuses", [(), (500,)])
+def test_another_error_500_is_tried_again_on_demand_alone(statuses: tuple[int, ...]) -> None:
+    async def broken(request: Received) -> None:
+        request.answer(b'{"error":{"message":"\\"message\\":\\"EngineCore encountered an issue"}}', status="500 Oh")
+
+    async def check(front: Gateway, bad: Upstream, good: Upstream) -> None:
+        bad.answer = broken
+        found = {status for status, _ in await until_tried(front, bad)}
+        assert found == ({200} if statuses else {200, 500})
+        failures = {labels["fault"] for labels, _ in await front.samples("kvlb_replica_failures_total")}
+        assert failures == {"status"}
+
+    with_two(check, retries={"statuses": statuses})
 
 
 def test_an_abort_after_the_first_token_is_passed_and_counted() -> None:

@@ -7,6 +7,7 @@ between the two.
 import asyncio
 import contextlib
 import functools
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from balancer.limits import Limiter
 from balancer.processes import remote as remote_module
 from balancer.processes.brain_server import BrainServer
 from balancer.processes.frames import framed
-from balancer.processes.remote import FALLBACK
+from balancer.processes.remote import FALLBACK, RemoteBrain
 from tests.support.gateways import close, get, post, split
 from tests.support.split import Split, settle, split_gateway
 from tests.support.upstream import OK, Received, Upstream, upstream
@@ -348,6 +349,28 @@ def test_the_brain_sees_how_answers_go_on() -> None:
                 await eventually(functools.partial(has_grown, before))
             end_stream(replica.received[0])
             await stream
+
+    run(check())
+
+
+def test_who_takes_over_knows_nothing_before_the_brain_knows_all() -> None:
+    async def check() -> None:
+        async with upstream() as replica, pair(replica) as both:
+            made = both.remote
+            later = RemoteBrain(made.settings, both.path, 2, made._counts, made._observer, waits_for_all=True)
+            both.server.teller._is_refilled = False
+            both.service.warm.is_loaded = False
+            both.server.teller._until = math.inf
+            both.server.look()
+            await later.start()
+            await eventually(lambda: later._link is not None)
+            await both.settle()
+            assert (later.is_known.is_set(), later.is_ready) == (False, False)
+            both.service.warm.is_loaded = True
+            both.server.look()
+            await eventually(later.is_known.is_set)
+            assert (later.is_ready, later.is_asked) == (True, True)
+            await later.stop()
 
     run(check())
 
