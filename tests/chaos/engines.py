@@ -128,7 +128,7 @@ class Engine:
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(self._command, cwd=ROOT, stdout=log, stderr=log)
 
-    async def answers(self, seconds: float = 30.0) -> None:
+    async def answers(self, seconds: float = 180.0) -> None:
         """Return once it can be asked; start it again where its ports were still in use."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:

@@ -63,9 +63,10 @@ class Faults:
             victim.hurt = kind
             self._begin(self._hurt(victim, all_kinds[kind]))
 
-    async def stop(self) -> None:
-        """What has begun ends: everybody is well then."""
-        await asyncio.gather(*self._tasks)
+    async def stop(self) -> list[str]:
+        """What has begun ends: everybody is well then. Returns what could not be ended, for people."""
+        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
+        return [f"{type(each).__name__}: {each}" for each in ended if isinstance(each, BaseException)]
 
     def _begin(self, doing: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(doing)

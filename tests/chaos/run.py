@@ -134,13 +134,13 @@ async def _suffer(plan: Plan, engines: list[Engine], front: Front, dice: random.
     hurting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await hurting
-    await faults.stop()
+    violations = await faults.stop()
     await load.finish()
     await client.close()
 
     await front.wait_ready(len(engines))
     await front.until(front.is_idle)
-    violations = list(ledger.violations)
+    violations += ledger.violations
     after = await _settled(front, before)
     violations += _grown(before, after)
     retries = await front.counts("kvlb_retries_total", "fault")
@@ -205,10 +205,13 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=25.0, help="requests a second (default %(default)s)")
+    parser.add_argument("--folder", type=Path, help="where logs are kept (default: nowhere)")
     args = parser.parse_args()
     plan = Plan(args.minutes * 60, args.processes, args.seed, args.rate)
     with tempfile.TemporaryDirectory(prefix="kvlb-chaos-") as folder:
-        told = asyncio.run(chaos(plan, Path(folder)))
+        if args.folder is not None:
+            args.folder.mkdir(parents=True, exist_ok=True)
+        told = asyncio.run(chaos(plan, args.folder or Path(folder)))
     print(json.dumps(told, indent=2))
     return 1 if told["violations"] else 0
 

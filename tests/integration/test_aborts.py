@@ -201,6 +201,6 @@ def test_whoever_leaves_and_however_nothing_stays() -> None:
 
     tracemalloc.start()
     try:
-        run(check(), 120 + ABORTS / 10)
+        run(check(), 120 + ABORTS / 5)
     finally:
         tracemalloc.stop()

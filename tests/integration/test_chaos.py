@@ -17,7 +17,7 @@ SECONDS = 240
 @pytest.mark.parametrize("processes", [1, 2])
 def test_whatever_is_done_to_replicas_no_request_is_lost_and_nothing_stays(processes: int, tmp_path: Path) -> None:
     plan = Plan(
-        seconds=20,
+        seconds=15,
         processes=processes,
         seed=5,
         rate=10.0,
