@@ -1,0 +1,114 @@
+"""What a simulated run brought, request by request, and the figures that are made of it.
+
+Knows columns and sums. Never knows which model of an engine they come from, or how they are shown.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+REFUSED: Final = -1
+"""In place of a replica: nobody took the request."""
+
+
+class Misses(msgspec.Struct, frozen=True):
+    """Prompt tokens that had to be computed, by why.
+
+    Attributes:
+        first: nobody had computed them before; what belongs to no full block is always of these.
+        in_flight: somebody was to compute them, and had not yet.
+        elsewhere: another replica held them.
+        evicted: they had been computed, and no replica held them any more.
+    """
+
+    first: int = 0
+    in_flight: int = 0
+    elsewhere: int = 0
+    evicted: int = 0
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One trace under one policy on one fleet.
+
+    Attributes:
+        trace: its name.
+        policy: its name, with the settings that are not its defaults.
+        seed: of all chance.
+        replicas: how many there were.
+        settings: all else that it was run with, for people and for comparison.
+        arrivals, ttfts, latencies: seconds; when each request came (since the first), and how much later its first token and
+            its end did. ``ttfts`` and ``latencies`` of refused requests are 0 and count nowhere.
+        inputs, hits: tokens of the prompt, and those of them that its replica had cached.
+        chosen: the number of its replica, or ``REFUSED``.
+        misses: why tokens were computed, over all requests.
+        busy: by replica, seconds of prefill (simple model) or of steps (engine model).
+        seconds: from the first arrival to the last end.
+    """
+
+    trace: str
+    policy: str
+    seed: int
+    replicas: int
+    settings: dict[str, str | int | float | bool | None]
+    arrivals: "array[float]"
+    ttfts: "array[float]"
+    latencies: "array[float]"
+    inputs: "array[int]"
+    hits: "array[int]"
+    chosen: "array[int]"
+    misses: Misses
+    busy: list[float]
+    seconds: float
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """The figures of a run. Times are seconds; shares and rates lie between 0 and 1.
+
+    ``hit`` is the share of prompt tokens that came from a cache (of requests that were served), ``spread`` the busiest replica's
+    prefill seconds over the mean.
+    """
+
+    policy: str
+    requests: int
+    refused: int
+    hit: float
+    ttft_mean: float
+    ttft_p50: float
+    ttft_p90: float
+    ttft_p95: float
+    ttft_p99: float
+    ttft_max: float
+    latency_mean: float
+    spread: float
+    utilisation: float
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value at ``share`` of these, which are in order (nearest rank, rounded down); 0 of none."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def summarise(run: Run) -> Summary:
+    """The figures of a run."""
+    served = [at for at, replica in enumerate(run.chosen) if replica != REFUSED]
+    ttfts = sorted([run.ttfts[at] for at in served])
+    tokens = sum([run.inputs[at] for at in served])
+    busy = sum(run.busy)
+    count = max(1, len(served))
+    return Summary(
+        policy=run.policy,
+        requests=len(run.chosen),
+        refused=len(run.chosen) - len(served),
+        hit=sum([run.hits[at] for at in served]) / tokens if tokens else 0.0,
+        ttft_mean=sum(ttfts) / count,
+        ttft_p50=quantile(ttfts, 0.5),
+        ttft_p90=quantile(ttfts, 0.9),
+        ttft_p95=quantile(ttfts, 0.95),
+        ttft_p99=quantile(ttfts, 0.99),
+        ttft_max=ttfts[-1] if ttfts else 0.0,
+        latency_mean=sum([run.latencies[at] for at in served]) / count,
+        spread=max(run.busy) * len(run.busy) / busy if busy else 1.0,
+        utilisation=busy / (run.seconds * len(run.busy)) if run.seconds and run.busy else 0.0,
+    )

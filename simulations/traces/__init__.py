@@ -1,0 +1,1 @@
+"""Workloads: what was asked, when, and which prompts have which beginnings in common."""
