@@ -35,7 +35,7 @@ class Trace(msgspec.Struct, frozen=True):
         outputs: tokens of the answer, at least 1.
         blocks: ids of the prompt's blocks, a last partial one included where it is known; none where nothing is known of the
             content.
-        parents: by id, the one that each follows; ``NO_PARENT`` for first blocks.
+        parents: by id, the one that each follows, which is smaller; ``NO_PARENT`` for first blocks.
         sessions: a number for each conversation; ``NO_SESSION`` where nobody says.
         pauses: seconds between the answer to the session's request before and this one; ``NO_PAUSE`` where time alone says when
             it comes.
@@ -137,9 +137,7 @@ class TraceBuilder:
         self._inputs.append(input_tokens)
         self._outputs.append(max(1, output_tokens))
         self._blocks.append(own)
-        self._sessions.append(
-            NO_SESSION if session is None else self._numbers.setdefault(session, len(self._numbers))
-        )
+        self._sessions.append(NO_SESSION if session is None else self._numbers.setdefault(session, len(self._numbers)))
         self._pauses.append(NO_PAUSE if pause is None else pause)
 
     def build(self) -> Trace:
