@@ -6,7 +6,7 @@ out. Everything here is frozen; times are seconds on whatever clock the caller u
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -16,6 +16,9 @@ from hashing.extras import Lora
 from hashing.own import LearnedKeys
 from hashing.recipes import Recipe
 from indexer.index import Keys, ReplicaId
+
+PREFILL_SPEED: Final = 10_000.0
+"""Uncached prompt tokens a second, of replicas that nobody knows better: a model of 70 billion parameters on four H100."""
 
 
 class Knowledge(StrEnum):
@@ -96,7 +99,7 @@ class RouteRequest(msgspec.Struct, frozen=True):
     compute their whole prompt whatever is cached (vLLM: ``prompt_logprobs``). ``is_comparable`` says whether the engine's
     ``cached_tokens`` will be that of this one prompt. ``request_id`` names it to people. ``stages`` is told what has been done
     for it. ``rendered_at`` is when an engine was asked for the tokens of its text, which the next one may make otherwise; None
-    for tokens that the client has sent.
+    for tokens that the client has sent. ``session`` is a number of the conversation that it belongs to; 0 where nobody says.
     """
 
     model: str
@@ -109,6 +112,7 @@ class RouteRequest(msgspec.Struct, frozen=True):
     stages: Stages = UNTIMED
     request_id: str = ""
     rendered_at: float | None = None
+    session: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -133,6 +137,10 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     replica it is an estimate, from what is known and from what was sent there before. ``share`` is how much of a full share of
     work it may be given: less than 1 while it starts slowly, so that what it has to do weighs ``1 / share`` times as much.
     ``lean`` breaks ties: of equally good ones the one that a prompt leans to most is chosen; 0 for all where chance shall.
+    ``wait`` is how many seconds it will take until the replica begins on this request, ``speed`` how many uncached prompt
+    tokens it computes a second, as far as anybody knows. ``waiting`` of the ``in_flight`` requests have not answered yet;
+    ``active_tokens`` are the prompts of all of them, ``room_tokens`` what its cache holds in all (0: nobody knows).
+    ``has_session`` says whether the request of the same conversation before this one was sent there.
     """
 
     replica: ReplicaId
@@ -144,10 +152,41 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     knowledge: Knowledge = Knowledge.EXACT
     share: float = 1.0
     lean: int = 0
+    wait: float = 0.0
+    speed: float = PREFILL_SPEED
+    waiting: int = 0
+    active_tokens: int = 0
+    room_tokens: int = 0
+    has_session: bool = False
 
     @property
     def uncached_tokens(self) -> int:
         return self.prompt_tokens - self.cached_tokens
+
+
+class Asked(msgspec.Struct, frozen=True, gc=False):
+    """What a policy may know of the request itself, and of the fleet as a whole.
+
+    ``session`` is a number of the conversation that it belongs to, 0 where nobody says. ``chain`` are the keys of its first
+    prompt's blocks, of ``block_size`` tokens each; None where nobody knows its tokens. ``utilisation`` is how much of the
+    fleet's time the prompts of the last minute take to compute, 0 to 1 and more.
+    """
+
+    session: int = 0
+    chain: Keys | None = None
+    block_size: int = 1
+    utilisation: float = 0.0
+
+    def beginning(self, tokens: int) -> int:
+        """The key of the first ``tokens`` tokens in full blocks, one at least, or of all full blocks there are; 0 of none."""
+        if self.chain is None:
+            return 0
+        blocks = max(1, tokens // self.block_size)
+        keys = self.chain.keys(blocks)
+        return keys[min(blocks, len(keys)) - 1] if keys else 0
+
+
+NOTHING_ASKED = Asked()
 
 
 class Decision(msgspec.Struct, frozen=True):

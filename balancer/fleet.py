@@ -1,18 +1,23 @@
 """The replicas there are, whether each can be used, and what has been sent to it.
 
 Knows replicas, their status, the work they owe, and until when one wants a rest (seconds, the caller's clock). Never knows
-prompts, caches or how a status was found out. Between calls: ``in_flight`` and ``queued_tokens`` of a replica are the sums over
-its open leases; nothing but a lease changes them, least of all a health check.
+prompts, caches or how a status was found out. Between calls: ``in_flight``, ``waiting``, ``queued_tokens`` and
+``active_tokens`` of a replica are the sums over its open leases; nothing but a lease changes them, least of all a health
+check.
 """
 
 import math
 from collections.abc import Iterator
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
-from balancer.core import Replica
+from balancer.core import PREFILL_SPEED, Replica
 from indexer.index import ReplicaId
+
+MEMORY_SECONDS: Final = 60.0
+"""How long what has been sent counts for how busy the fleet is."""
 
 
 class Status(StrEnum):
@@ -35,7 +40,20 @@ class Drain(StrEnum):
 class LiveReplica:
     """One replica's live state. Changes with leases and with news. ``health`` is what probes say."""
 
-    __slots__ = ("drain", "health", "in_flight", "last_lease", "queued_tokens", "replica", "rests_until")
+    __slots__ = (
+        "active_tokens",
+        "clear_at",
+        "drain",
+        "health",
+        "in_flight",
+        "last_lease",
+        "queued_tokens",
+        "replica",
+        "rests_until",
+        "room_tokens",
+        "speed",
+        "waiting",
+    )
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
@@ -45,6 +63,15 @@ class LiveReplica:
         self.in_flight = 0
         self.queued_tokens = 0
         self.last_lease = 0
+        self.waiting = 0
+        self.active_tokens = 0
+        self.room_tokens = 0
+        self.speed = PREFILL_SPEED
+        self.clear_at = -math.inf
+
+    def wait(self, now: float) -> float:
+        """Seconds until all that was sent there is computed, at its speed and one after the other."""
+        return max(0.0, self.clear_at - now)
 
     @property
     def status(self) -> Status:
@@ -62,6 +89,8 @@ class LiveReplica:
 class _Lease(msgspec.Struct):
     live: LiveReplica
     queued_tokens: int
+    tokens: int
+    is_waiting: bool = True
 
 
 class Fleet:
@@ -72,6 +101,7 @@ class Fleet:
         self._serving: dict[str, list[LiveReplica]] = {}  # by model, as long as no replica comes, changes or goes
         self._leases: dict[int, _Lease] = {}
         self._next_lease = 1
+        self._work = _Decaying()
 
     def __repr__(self) -> str:
         counts = [f"{n} {status}" for status in Status if (n := sum(r.status is status for r in self))]
@@ -136,29 +166,71 @@ class Fleet:
     def open_leases(self) -> int:
         return len(self._leases)
 
-    def acquire(self, live: LiveReplica, uncached_tokens: int) -> int:
-        """Note that a request with so many tokens to compute is sent there; returns the lease."""
+    def acquire(self, live: LiveReplica, uncached_tokens: int, tokens: int, now: float) -> int:
+        """Note that a request of ``tokens`` is sent there, with so many to compute; returns the lease."""
         lease, self._next_lease = self._next_lease, self._next_lease + 1
+        seconds = uncached_tokens / live.speed
         live.in_flight += 1
+        live.waiting += 1
         live.last_lease = lease
         live.queued_tokens += uncached_tokens
-        self._leases[lease] = _Lease(live, uncached_tokens)
+        live.active_tokens += tokens
+        live.clear_at = max(live.clear_at, now) + seconds
+        self._work.add(seconds, now)
+        self._leases[lease] = _Lease(live, uncached_tokens, tokens)
         return lease
 
-    def started(self, lease: int) -> None:
+    def started(self, lease: int, now: float) -> None:
         """The request's prompt has been computed: its first output has come."""
         held = self._leases.get(lease)
-        if held is not None:
-            held.live.queued_tokens -= held.queued_tokens
-            held.queued_tokens = 0
+        if held is not None and held.is_waiting:
+            live = self._answered(held)
+            # What was expected of the time until now was right or wrong: from here on only what is left counts.
+            live.clear_at = now + live.queued_tokens / live.speed
 
-    def release(self, lease: int) -> LiveReplica:
+    def release(self, lease: int, now: float) -> LiveReplica:
         """The request has ended.
 
         Raises:
             KeyError: the lease is not open: it was released twice, or never given.
         """
-        self.started(lease)
-        live = self._leases.pop(lease).live
+        held = self._leases.pop(lease)
+        live = held.live
+        if held.is_waiting:  # nothing of it was computed, as far as anybody knows
+            live.clear_at = max(now, live.clear_at - held.queued_tokens / live.speed)
+            self._answered(held)
         live.in_flight -= 1
+        live.active_tokens -= held.tokens
         return live
+
+    def utilisation(self, now: float) -> float:
+        """How much of the fleet's time the prompts of the last minute take to compute; above 1 they pile up."""
+        return self._work.rate(now) / max(1, len(self._live))
+
+    @staticmethod
+    def _answered(held: _Lease) -> LiveReplica:
+        live = held.live
+        live.queued_tokens -= held.queued_tokens
+        live.waiting -= 1
+        held.queued_tokens, held.is_waiting = 0, False
+        return live
+
+
+class _Decaying:
+    """How much has come a second lately: what came ``MEMORY_SECONDS`` ago counts a third of what comes now."""
+
+    __slots__ = ("_at", "_sum")
+
+    def __init__(self) -> None:
+        self._at = -math.inf
+        self._sum = 0.0
+
+    def add(self, amount: float, now: float) -> None:
+        self._sum = self._left(now) + amount
+        self._at = max(self._at, now)
+
+    def rate(self, now: float) -> float:
+        return self._left(now) / MEMORY_SECONDS
+
+    def _left(self, now: float) -> float:
+        return self._sum * math.exp(min(0.0, self._at - now) / MEMORY_SECONDS) if self._sum else 0.0

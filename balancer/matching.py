@@ -20,6 +20,8 @@ from indexer.index import CacheIndex, Keys, ReplicaId
 from indexer.predicted import PredictedBlocks
 from indexer.recognition import Recognition
 
+_NOTHING: Final[Mapping[int, int]] = {}
+
 DEFAULT_BLOCK_SIZE: Final = 16
 """vLLM's own default; for what is remembered of replicas that tell nothing."""
 
@@ -74,8 +76,14 @@ class Matcher:
         recipe = self.recipe(replica)
         return 0 if recipe is None else leaning.beginning(self.chains(request, replica), recipe.block_size)
 
-    def match(self, request: RouteRequest, replicas: Sequence[Replica]) -> dict[ReplicaId, int]:
-        """Tokens of the request that each replica holds or is expected to hold, summed over its prompts."""
+    def match(
+        self, request: RouteRequest, replicas: Sequence[Replica], *, expecting: bool = True
+    ) -> dict[ReplicaId, int]:
+        """Tokens of the request that each replica holds or is expected to hold, summed over its prompts.
+
+        What is expected does not count unless ``expecting``.
+        """
+        also = self._predicted.holders if expecting else _NOTHING
         found: dict[ReplicaId, int] = {}
         if not request.reads_cache or not request.prompt_lengths:
             return found
@@ -87,19 +95,19 @@ class Matcher:
         for (recipe, adapter, rule), alike in kinds.items():
             for chain, length in zip(request.hashes.chains(recipe, adapter), request.prompt_lengths, strict=False):
                 if rule is None:
-                    hits = self._plain(chain, length, recipe.block_size, alike)
+                    hits = self._plain(chain, length, recipe.block_size, alike, also)
                 else:
-                    hits = self._hybrid(chain, length, rule, alike)
+                    hits = self._hybrid(chain, length, rule, alike, also)
                 for holder, tokens in hits:
                     found[holder] = found.get(holder, 0) + tokens
         return found
 
     def _hybrid(
-        self, chain: Keys, length: int, rule: HitRule, replicas: Sequence[Replica]
+        self, chain: Keys, length: int, rule: HitRule, replicas: Sequence[Replica], also: Mapping[int, int]
     ) -> list[tuple[ReplicaId, int]]:
         gpu = self._index.gpu
         bits = {gpu.bit(replica.id): replica.id for replica in replicas}
-        hits = matches(rule, gpu, chain, length, list(bits), self._predicted.holders)
+        hits = matches(rule, gpu, chain, length, list(bits), also)
         longest = max((tokens for _, tokens in hits), default=0)
         keys = chain.keys(longest // rule.hash_size)
         for groups, places in rule.kept(longest + 1):
@@ -108,12 +116,12 @@ class Matcher:
         return [(bits[bit], tokens) for bit, tokens in hits]
 
     def _plain(
-        self, chain: Keys, length: int, block_size: int, replicas: Sequence[Replica]
+        self, chain: Keys, length: int, block_size: int, replicas: Sequence[Replica], also: Mapping[int, int]
     ) -> list[tuple[ReplicaId, int]]:
         gpu = self._index.gpu
         bits = {gpu.bit(replica.id): replica for replica in replicas}
         limit = usable_blocks(length, block_size)
-        depths = gpu.depths(chain, limit, sum(bits), also=self._predicted.holders)
+        depths = gpu.depths(chain, limit, sum(bits), also=also)
         deepest = max((blocks for _, blocks in depths), default=0)
         self._index.touch(0, chain.keys(deepest)[:deepest])
         return [

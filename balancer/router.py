@@ -13,7 +13,7 @@ from typing import Final
 
 from balancer.admission import AdmissionSettings, Pool
 from balancer.caches import Caches, Sent
-from balancer.core import Candidate, Decision, Failure, Outcome, Replica, RouteRequest, Truth
+from balancer.core import Asked, Candidate, Decision, Failure, Outcome, Replica, RouteRequest, Truth
 from balancer.ejection import Ejections, EjectionSettings
 from balancer.errors import Contended, NoReplica, Saturated, UnknownModel
 from balancer.fleet import Fleet, LiveReplica, Status
@@ -21,6 +21,7 @@ from balancer.healing import SETTLE_SECONDS
 from balancer.leaning import BEGINNING, lean
 from balancer.matching import Holding
 from balancer.policies.base import Policy
+from balancer.sessions import Sessions
 from balancer.slow_start import SlowStart, SlowStartSettings
 from balancer.stages import Stage
 from balancer.words import counted
@@ -57,6 +58,9 @@ class Router:
         self._admission = admission
         self.ejections = Ejections(ejection)
         self.slow_start = SlowStart(slow_start)
+        self.sessions = Sessions()
+        self._reads_prompt: bool = getattr(policy, "reads_prompt", False)
+        self._counts_expected: bool = getattr(policy, "counts_expected", True)
         self._open: dict[int, Sent | None] = {}  # None where somebody else has routed it
         self._settling: dict[int, float] = {}  # lease -> when its expectations end; in order of time
 
@@ -69,12 +73,16 @@ class Router:
         """Add a replica or replace what is known of it."""
         self.fleet.put(replica)
         self.caches.put(replica)
+        live = self.fleet.get(replica.id)
+        if live is not None and replica.recipe is not None:
+            live.room_tokens = (replica.num_gpu_blocks or 0) * replica.recipe.block_size
 
     def remove(self, replica: ReplicaId) -> None:
         """The replica is gone: forget its cache, and drop events of it that are still on their way."""
         self.caches.remove(replica)
         self.fleet.remove(replica)
         self.ejections.forget(replica)
+        self.sessions.forget(replica)
 
     def set_status(self, replica: ReplicaId, status: Status) -> None:
         self.fleet.set_status(replica, status)
@@ -91,9 +99,10 @@ class Router:
             Contended: each of them has asked not to be sent anything for a while.
         """
         live, chosen, candidates = self._choose(request, now, draw)
-        lease = self.fleet.acquire(live, chosen.uncached_tokens)
+        lease = self.fleet.acquire(live, chosen.uncached_tokens, chosen.prompt_tokens, now)
         decision, holding = self._decision(request, live.replica, chosen, candidates, lease)
         self._open[lease] = self.caches.sent(decision, request, holding.missing)
+        self.sessions.sent(request.session, live.replica.id)
         request.stages.passed(Stage.MATCH)
         self.ejections.sent(live.replica.id, lease, now)
         return decision
@@ -106,7 +115,7 @@ class Router:
         live = self.fleet.get(replica)
         if live is None:
             return None
-        lease = self.fleet.acquire(live, queued_tokens)
+        lease = self.fleet.acquire(live, queued_tokens, queued_tokens, now)
         self._open[lease] = None
         self.ejections.sent(replica, lease, now)
         return lease
@@ -153,7 +162,7 @@ class Router:
 
     def started(self, lease: int, now: float) -> None:
         """The first output of the request has come: its prompt is computed."""
-        self.fleet.started(lease)
+        self.fleet.started(lease, now)
         if self.ejections and (sent := self._open.get(lease)) is not None:
             self.ejections.began(sent.decision.replica.id, lease, now)
 
@@ -166,7 +175,7 @@ class Router:
             KeyError: the lease was released before, or never given.
         """
         sent = self._open.pop(lease)
-        self._judge(self.fleet.release(lease), lease, outcome, failure, now)
+        self._judge(self.fleet.release(lease, now), lease, outcome, failure, now)
         if sent is None or outcome is not Outcome.OK:
             self.caches.expect_no_more(lease)
             return
@@ -216,8 +225,12 @@ class Router:
         shares = self.slow_start.shares([live.replica.id for live in serving], now)
         caches, prompt_tokens = self.caches, request.prompt_tokens
         views = caches.views(now)  # before the match: what was remembered of those that are known by now is void
-        matches = caches.matcher.match(request, [live.replica for live in serving]) if request.prompt_lengths else {}
+        replicas = [live.replica for live in serving]
+        matches = (
+            caches.matcher.match(request, replicas, expecting=self._counts_expected) if request.prompt_lengths else {}
+        )
         beginning = 0 if any(matches.values()) else self._beginning(request, serving)
+        session_at = self.sessions.at(request.session)
         candidates = []
         for at, live in enumerate(serving):
             name = live.replica.id
@@ -232,15 +245,31 @@ class Router:
                     views[name].state,
                     1.0 if shares is None else shares[at],
                     lean(beginning, name) if beginning else 0,
+                    live.wait(now),
+                    live.speed,
+                    live.waiting,
+                    live.active_tokens,
+                    live.room_tokens,
+                    name == session_at,
                 )
             )
         stages.passed(Stage.MATCH)
         seen = tuple(candidates)
-        chosen = self.policy.choose(seen, draw)
+        chosen = self.policy.choose(seen, draw, self._asked(request, serving, now))
         stages.passed(Stage.CHOOSE)
         taken = self.fleet.get(chosen.replica)
         assert taken is not None, "a replica was chosen that is not in the fleet"
         return taken, chosen, seen
+
+    def _asked(self, request: RouteRequest, serving: Sequence[LiveReplica], now: float) -> Asked:
+        """What the policy may know besides; the chain is that of one replica, the same one in every process."""
+        if not (self._reads_prompt and request.prompt_lengths):
+            return Asked(request.session, utilisation=self.fleet.utilisation(now))
+        first, matcher = min((live.replica for live in serving), key=lambda each: each.id), self.caches.matcher
+        recipe, chains = matcher.recipe(first), matcher.chains(request, first)
+        if recipe is None or not chains:
+            return Asked(request.session, utilisation=self.fleet.utilisation(now))
+        return Asked(request.session, chains[0], recipe.block_size, self.fleet.utilisation(now))
 
     def _beginning(self, request: RouteRequest, serving: Sequence[LiveReplica]) -> int:
         """How the first prompt begins, in the keys of one replica: the same one in every process."""

@@ -66,8 +66,8 @@ class Run(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True):
     """The figures of a run. Times are seconds; shares and rates lie between 0 and 1.
 
-    ``hit`` is the share of prompt tokens that came from a cache (of requests that were served), ``spread`` the busiest replica's
-    prefill seconds over the mean.
+    ``hit`` is the share of prompt tokens that came from a cache (of requests that were served), ``spread`` the busiest
+    replica's prefill seconds over the mean.
     """
 
     policy: str

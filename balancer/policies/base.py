@@ -8,18 +8,19 @@ and its own memory: chance comes in as ``draw``, and time, if it ever needs it, 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
-from balancer.core import Candidate
+from balancer.core import NOTHING_ASKED, Asked, Candidate
 from balancer.registry import Registry
 
 
 class Policy(Protocol):
     """Chooses one of the candidates for a request."""
 
-    def choose(self, candidates: Sequence[Candidate], draw: float) -> Candidate:
+    def choose(self, candidates: Sequence[Candidate], draw: float, asked: Asked = NOTHING_ASKED, /) -> Candidate:
         """The candidate to send the request to.
 
         ``candidates`` is never empty and in no order that means anything. ``draw`` is a random number from 0 (included) to
-        1 (excluded), new for each request; use it to break ties, or identical replicas will not share the load.
+        1 (excluded), new for each request; use it to break ties, or identical replicas will not share the load. ``asked`` is
+        what is known of the request beside its length.
         """
         ...
 
@@ -57,11 +58,27 @@ def pick(tied: Sequence[Candidate], draw: float) -> Candidate:
 
 def lowest(candidates: Sequence[Candidate], cost: Callable[[Candidate], float], draw: float) -> Candidate:
     """A candidate of the lowest cost; ties are broken by ``pick``."""
-    costs = [cost(candidate) for candidate in candidates]
+    return cheapest(candidates, [cost(candidate) for candidate in candidates], draw)
+
+
+def cheapest(candidates: Sequence[Candidate], costs: Sequence[float], draw: float) -> Candidate:
+    """As ``lowest``, of costs that are known, in the order of the candidates."""
     best = min(costs)
     if costs.count(best) == 1:
         return candidates[costs.index(best)]
     return pick([candidate for candidate, value in zip(candidates, costs, strict=True) if value == best], draw)
+
+
+def calmest(candidates: Sequence[Candidate], costs: Sequence[float], draw: float) -> Candidate:
+    """As ``cheapest``; of equal costs the fewest requests in flight come first, by share.
+
+    For costs that forget a request once its prompt is computed: else who only decodes is as good as who does nothing.
+    """
+    best = min(costs)
+    if costs.count(best) == 1:
+        return candidates[costs.index(best)]
+    tied = [candidate for candidate, value in zip(candidates, costs, strict=True) if value == best]
+    return lowest(tied, lambda each: each.in_flight / each.share, draw)
 
 
 def names() -> list[str]:

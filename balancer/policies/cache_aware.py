@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from balancer.core import Candidate
+from balancer.core import NOTHING_ASKED, Asked, Candidate
 from balancer.policies.base import lowest, policy
 
 
@@ -24,7 +24,7 @@ class CacheAware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request_weight: Annotated[float, msgspec.Meta(ge=0)] = 16.0
     doubt: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
 
-    def choose(self, candidates: Sequence[Candidate], draw: float) -> Candidate:
+    def choose(self, candidates: Sequence[Candidate], draw: float, asked: Asked = NOTHING_ASKED, /) -> Candidate:
         return lowest(candidates, self._cost, draw)
 
     def costs(self, candidates: Sequence[Candidate]) -> list[float]:

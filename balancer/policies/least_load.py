@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from balancer.core import Candidate
+from balancer.core import NOTHING_ASKED, Asked, Candidate
 from balancer.policies.base import lowest, policy
 
 TOKEN: Final = 1e-9
@@ -18,7 +18,7 @@ class LeastLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the prompt leans, or chance.
     """
 
-    def choose(self, candidates: Sequence[Candidate], draw: float) -> Candidate:
+    def choose(self, candidates: Sequence[Candidate], draw: float, asked: Asked = NOTHING_ASKED, /) -> Candidate:
         return lowest(candidates, _cost, draw)
 
     def costs(self, candidates: Sequence[Candidate]) -> list[float]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from balancer.core import Candidate
+from balancer.core import NOTHING_ASKED, Asked, Candidate
 from balancer.policies.base import policy
 
 
@@ -15,6 +15,6 @@ class RoundRobin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     One that starts slowly is passed over as often as its share lacks.
     """
 
-    def choose(self, candidates: Sequence[Candidate], draw: float) -> Candidate:
+    def choose(self, candidates: Sequence[Candidate], draw: float, asked: Asked = NOTHING_ASKED, /) -> Candidate:
         in_turn = [candidate for candidate in candidates if draw < candidate.share] or candidates
         return min(in_turn, key=lambda candidate: (candidate.last_lease, candidate.replica))

@@ -28,46 +28,46 @@ def load(of: LiveReplica) -> tuple[int, int]:
 
 def test_a_lease_counts_from_acquire_to_release() -> None:
     owner = fleet("a")
-    first, second = owner.acquire(live(owner), 100), owner.acquire(live(owner), 30)
+    first, second = owner.acquire(live(owner), 100, 100, 0.0), owner.acquire(live(owner), 30, 30, 0.0)
     assert load(live(owner)) == (2, 130)
     assert owner.open_leases == 2
-    owner.release(first)
+    owner.release(first, 0.0)
     assert load(live(owner)) == (1, 30)
-    owner.release(second)
+    owner.release(second, 0.0)
     assert load(live(owner)) == (0, 0)
     assert owner.open_leases == 0
 
 
 def test_tokens_leave_the_queue_at_the_first_output_and_only_once() -> None:
     owner = fleet("a")
-    lease = owner.acquire(live(owner), 100)
-    owner.started(lease)
-    owner.started(lease)
+    lease = owner.acquire(live(owner), 100, 100, 0.0)
+    owner.started(lease, 0.0)
+    owner.started(lease, 0.0)
     assert load(live(owner)) == (1, 0)
-    owner.release(lease)
+    owner.release(lease, 0.0)
     assert load(live(owner)) == (0, 0)
 
 
 def test_a_lease_cannot_be_released_twice() -> None:
     owner = fleet("a")
-    lease = owner.acquire(live(owner), 100)
-    owner.release(lease)
+    lease = owner.acquire(live(owner), 100, 100, 0.0)
+    owner.release(lease, 0.0)
     with pytest.raises(KeyError):
-        owner.release(lease)
+        owner.release(lease, 0.0)
     assert load(live(owner)) == (0, 0)
 
 
 def test_an_output_that_comes_after_the_end_changes_nothing() -> None:
     owner = fleet("a")
-    lease = owner.acquire(live(owner), 100)
-    owner.release(lease)
-    owner.started(lease)
+    lease = owner.acquire(live(owner), 100, 100, 0.0)
+    owner.release(lease, 0.0)
+    owner.started(lease, 0.0)
     assert load(live(owner)) == (0, 0)
 
 
 def test_health_and_news_never_touch_the_load() -> None:
     owner = fleet("a")
-    owner.acquire(live(owner), 100)
+    owner.acquire(live(owner), 100, 100, 0.0)
     owner.set_status(A, Status.LOST)
     owner.set_status(A, Status.READY)
     owner.put(replica("a", max_model_len=77))
@@ -92,10 +92,10 @@ def test_only_a_ready_replica_takes_new_requests(status: str, is_available: bool
 
 def test_leases_of_a_removed_replica_can_still_be_released() -> None:
     owner = fleet("a")
-    lease = owner.acquire(live(owner), 100)
+    lease = owner.acquire(live(owner), 100, 100, 0.0)
     owner.remove(A)
     owner.put(replica("a"))
-    owner.release(lease)
+    owner.release(lease, 0.0)
     assert load(live(owner)) == (0, 0), "the newcomer owes nothing of its namesake's work"
 
 
@@ -122,9 +122,9 @@ def test_ranks_lie_behind_one_endpoint_in_whatever_state() -> None:
 
 def test_later_leases_have_higher_numbers() -> None:
     owner = fleet("a", "b")
-    first = owner.acquire(live(owner), 1)
+    first = owner.acquire(live(owner), 1, 1, 0.0)
     assert (live(owner).last_lease, live(owner, "b").last_lease) == (first, 0)
-    assert owner.acquire(live(owner, "b"), 1) > first
+    assert owner.acquire(live(owner, "b"), 1, 1, 0.0) > first
 
 
 def test_it_says_how_many_are_in_which_status() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from balancer.core import Candidate, Decision, Outcome, Replica, RouteRequest, Truth
+from balancer.core import NOTHING_ASKED, Asked, Candidate, Decision, Outcome, Replica, RouteRequest, Truth
 from balancer.errors import NoReplica, UnknownModel
 from balancer.fleet import Status
 from balancer.hashes import PromptHashes
@@ -428,7 +428,7 @@ def test_the_policy_sees_what_is_known() -> None:
     seen: list[Sequence[Candidate]] = []
 
     class Spy:
-        def choose(self, candidates: Sequence[Candidate], draw: float) -> Candidate:
+        def choose(self, candidates: Sequence[Candidate], draw: float, asked: Asked = NOTHING_ASKED, /) -> Candidate:
             seen.append(candidates)
             return candidates[1]
 

@@ -469,13 +469,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from balancer.core import Candidate
+from balancer.core import NOTHING_ASKED, Asked, Candidate
 
 
 class Longest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sign: int = 1
 
-    def choose(self, candidates: Sequence[Candidate], draw: float) -> Candidate:
+    def choose(self, candidates: Sequence[Candidate], draw: float, asked: Asked = NOTHING_ASKED, /) -> Candidate:
         return max(candidates, key=lambda each: (self.sign * each.cached_tokens, each.replica))
 '''
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from balancer.core import Candidate, PrefixHashes
+from balancer.core import NOTHING_ASKED, Asked, Candidate, PrefixHashes
 from balancer.openai import MAX_PROMPTS, PATHS
 from balancer.stages import Stages
 from balancer.tokens import Prompts
@@ -462,9 +462,9 @@ def test_a_replica_that_is_gone_is_not_needed_to_tokenise() -> None:
             async with upstream() as gone:
                 front = await stack.enter_async_context(gateway([gone.url, good.url], health={"interval_seconds": 60}))
             fleet = front.service.router.fleet
-            busy = fleet.acquire(next(live for live in fleet if live.replica.endpoint == good.url), 0)
+            busy = fleet.acquire(next(live for live in fleet if live.replica.endpoint == good.url), 0, 0, 0.0)
             answer = await front.exchange(post(COMPLETIONS, b'{"model":"m","prompt":"text"}'))
-            fleet.release(busy)
+            fleet.release(busy, 0.0)
             _, headers, body = split(answer)
             assert body == OK
             assert dict(headers)["x-kvlb-prompt-tokens"] == "5"
@@ -530,7 +530,7 @@ def test_a_replica_that_accepts_and_never_answers_does_not_hold_up_the_others() 
 
 def test_an_error_of_kvlbs_own_is_one_too_and_leaves_nothing() -> None:
     class Broken:
-        def choose(self, candidates: Sequence[Candidate], draw: float) -> Candidate:
+        def choose(self, candidates: Sequence[Candidate], draw: float, asked: Asked = NOTHING_ASKED, /) -> Candidate:
             raise ZeroDivisionError
 
     async def check() -> None:

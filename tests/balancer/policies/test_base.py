@@ -78,7 +78,7 @@ def test_settings_become_fields() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("nope", {}, r"policy\.name: there is no policy 'nope'; there are: cache_aware, least_load, round_robin"),
+        ("nope", {}, r"policy\.name: there is no policy 'nope'; there are: cache_aware, consistent_hash, least_load"),
         (
             "cache_aware",
             {"wait": 1},

@@ -1,0 +1,365 @@
+"""The simple model: a fleet whose replicas compute one prompt after the other, at one speed, beside any number of answers.
+
+Knows arrivals, one lane of prefill a replica, caches by segments, and the policy, which sees the same candidates that it sees
+in the gateway (``balancer.fleet`` keeps the load). Never knows steps, batches or events: what a cache holds is known at once.
+Time and chance come from the trace and the seed alone, so a run repeats to the bit.
+
+A request holds ``ceil((input + output) / block size)`` blocks from the start of its prefill to its end. It hits the longest
+prefix of full blocks that is cached when its prefill starts, but its last token is always computed. Its own full blocks
+become cached when its prefill ends; output is not cached. Who is first in the lane waits while the blocks do not fit. An
+answer takes ``output * decode_seconds * (1 + decode_slowdown * answers under way)``. Time to first token is waiting plus
+prefill.
+"""
+
+import heapq
+import math
+import random
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from balancer.core import Asked, Candidate, Replica
+from balancer.fleet import Fleet, LiveReplica
+from balancer.policies.base import Policy
+from indexer.index import Keys, ReplicaId
+from simulations.holdings import Holdings
+from simulations.paths import Paths
+from simulations.results import REFUSED, Misses, Run
+from simulations.segment_cache import SegmentCache
+from simulations.traces.trace import NO_PAUSE, NO_SESSION, Trace
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+MODEL = "m"
+
+
+class SimpleFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A fleet of equal replicas.
+
+    Attributes:
+        replicas: how many.
+        blocks: that each has, of ``block_size`` tokens.
+        prefill_tps: uncached prompt tokens that a replica computes a second.
+        decode_seconds: from one token of an answer to the next, when it is the only one.
+        decode_slowdown: how much longer that takes for each answer under way, as a share.
+        load: prompt tokens a second over what all replicas compute a second: the trace's time is stretched to that. None
+            leaves it.
+        closed_loop: requests of a session come a pause after the answer to the one before, as far as the trace tells pauses.
+        pooled: one cache of ``replicas * blocks`` that all share, at no cost: nobody can do that, and few rules can do better.
+        believed_tps: the speed that the router takes replicas to have; their own by default.
+    """
+
+    replicas: Count = 8
+    blocks: Count = 8192
+    block_size: Count = 512
+    prefill_tps: Positive = 10_000.0
+    decode_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.02
+    decode_slowdown: Annotated[float, msgspec.Meta(ge=0)] = 0.01
+    load: Positive | None = None
+    closed_loop: bool = False
+    pooled: bool = False
+    believed_tps: Positive | None = None
+
+
+def play(
+    trace: Trace, paths: Paths, fleet: SimpleFleet, policy: Policy, name: str, sessions: Sequence[int], seed: int = 1
+) -> Run:
+    """Every request of the trace, in its order, through the policy called ``name``.
+
+    ``paths`` are the trace's, for the fleet's block size; ``sessions`` a number for each request, ``NO_SESSION`` for none.
+    """
+    return _Play(trace, paths, fleet, policy, sessions, random.Random(seed)).run(name, seed)
+
+
+class _Chain:
+    """The path of a prompt as the keys of its blocks, for policies that read them."""
+
+    __slots__ = ("_ids",)
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._ids = ids
+
+    def keys(self, count: int, /) -> list[int]:
+        return [each + 1 for each in self._ids[:count]]  # 0 is nobody's key
+
+
+class _Lane:
+    """One replica: the cache, and who is computed."""
+
+    __slots__ = ("answers", "busy", "busy_seconds", "cache", "live", "number", "queue")
+
+    def __init__(self, number: int, cache: SegmentCache, live: LiveReplica) -> None:
+        self.number = number
+        self.cache = cache
+        self.live = live
+        self.queue: deque[tuple[int, int]] = deque()  # (request, lease)
+        self.busy = False
+        self.answers = 0
+        self.busy_seconds = 0.0
+
+
+class _Play:
+    """One run, until it is over."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        paths: Paths,
+        fleet: SimpleFleet,
+        policy: Policy,
+        sessions: Sequence[int],
+        dice: random.Random,
+    ) -> None:
+        if paths.block_size != fleet.block_size:
+            raise ValueError(f"paths are of blocks of {paths.block_size} tokens, the fleet's have {fleet.block_size}")
+        self._trace = trace
+        self._paths = paths
+        self._settings = fleet
+        self._choose = policy.choose
+        self._draw = dice.random
+        self._sessions = sessions
+        self._at: dict[int, int] = {}  # session -> replica of its last request
+        self._reads_prompt: bool = getattr(policy, "reads_prompt", False)
+        self._expecting: bool = getattr(policy, "counts_expected", True)
+        self._fleet = Fleet()
+        self._lanes = self._build()
+        self._holdings = Holdings(paths.lengths, [lane.cache.held for lane in self._lanes])
+        self._events: list[tuple[float, int, int, tuple[Any, ...]]] = []
+        self._order = 0
+        count = len(trace)
+        self._arrivals = array("d", bytes(8 * count))
+        self._ttfts = array("d", bytes(8 * count))
+        self._latencies = array("d", bytes(8 * count))
+        self._hits = array("q", bytes(8 * count))
+        self._chosen = array("q", [REFUSED]) * count
+        self._missed = [0, 0, 0, 0]
+        self._end = 0.0
+        self._next: dict[int, deque[int]] = {}  # closed loop: session -> requests that wait for their turn
+
+    def _build(self) -> list[_Lane]:
+        settings, lengths = self._settings, self._paths.lengths
+        capacity = settings.blocks * (settings.replicas if settings.pooled else 1)
+        shared = SegmentCache(capacity, lengths) if settings.pooled else None
+        lanes = []
+        for number in range(settings.replicas):
+            name = ReplicaId(f"r{number:03}")
+            self._fleet.put(Replica(name, f"http://{name}", models=(MODEL,)))
+            live = self._fleet.get(name)
+            assert live is not None, "what was put is there"
+            live.speed = settings.believed_tps or settings.prefill_tps
+            live.room_tokens = settings.blocks * settings.block_size
+            lanes.append(_Lane(number, shared or SegmentCache(capacity, lengths), live))
+        return lanes
+
+    def run(self, name: str, seed: int) -> Run:
+        scale = self._scale()
+        times = [at * scale for at in self._trace.arrivals]
+        order = self._first_come(times)
+        position, count = 0, len(order)
+        events = self._events
+        while position < count or events:
+            if position < count and not (events and events[0][0] <= times[order[position]]):
+                request = order[position]
+                position += 1
+                self._arrive(times[request], request)
+                continue
+            now, _, kind, what = heapq.heappop(events)
+            if kind == _PREFILLED:
+                self._prefilled(now, *what)
+            elif kind == _ENDED:
+                self._ended(now, *what)
+            else:
+                self._arrive(now, *what)
+        settings = msgspec.structs.asdict(self._settings)
+        return Run(
+            trace=self._trace.name,
+            policy=name,
+            seed=seed,
+            replicas=self._settings.replicas,
+            settings={"model": "simple", **settings},
+            arrivals=self._arrivals,
+            ttfts=self._ttfts,
+            latencies=self._latencies,
+            inputs=self._trace.inputs,
+            hits=self._hits,
+            chosen=self._chosen,
+            misses=Misses(*self._missed),
+            busy=[lane.busy_seconds for lane in self._lanes],
+            seconds=self._end,
+        )
+
+    # The trace
+
+    def _scale(self) -> float:
+        """By what the trace's time is multiplied."""
+        trace, settings = self._trace, self._settings
+        if settings.load is None:
+            return 1.0
+        return trace.input_tokens / (
+            settings.replicas * settings.prefill_tps * settings.load * (trace.seconds or math.inf)
+        )
+
+    def _first_come(self, times: Sequence[float]) -> Sequence[int]:
+        """Requests that come by themselves, in order; the others wait for an answer."""
+        count = len(self._trace)
+        if not self._settings.closed_loop:
+            return range(count)
+        by_itself = []
+        for request in range(count):
+            session = self._trace.sessions[request]
+            if session != NO_SESSION and session in self._next and self._trace.pauses[request] != NO_PAUSE:
+                self._next[session].append(request)
+                continue
+            if session != NO_SESSION:
+                self._next.setdefault(session, deque())
+            by_itself.append(request)
+        return by_itself
+
+    # What happens
+
+    def _arrive(self, now: float, request: int) -> None:
+        self._arrivals[request] = now
+        tokens = self._trace.inputs[request]
+        size = self._settings.block_size
+        if -(-(tokens + self._trace.outputs[request]) // size) > self._lanes[0].cache.capacity:
+            self._follow_up(now, request)  # no replica could ever hold it
+            return
+        path = self._paths.paths[request]
+        session = self._sessions[request]
+        at = self._at.get(session) if session != NO_SESSION else None
+        usable = (tokens - 1) // size
+        depths = self._holdings.depths(path, expecting=self._expecting)
+        candidates = []
+        for lane, depth in zip(self._lanes, depths, strict=True):
+            live = lane.live
+            candidates.append(
+                Candidate(
+                    live.replica.id,
+                    tokens,
+                    (depth if depth < usable else usable) * size,
+                    live.queued_tokens,
+                    live.in_flight,
+                    live.last_lease,
+                    wait=live.wait(now),
+                    speed=live.speed,
+                    waiting=live.waiting,
+                    active_tokens=live.active_tokens,
+                    room_tokens=live.room_tokens,
+                    has_session=lane.number == at,
+                )
+            )
+        chain: Keys | None = _Chain(self._trace.blocks[request]) if self._reads_prompt else None
+        asked = Asked(session + 1, chain, self._trace.block_size, self._fleet.utilisation(now))
+        chosen = self._choose(candidates, self._draw(), asked)
+        number = candidates.index(chosen)
+        lane = self._lanes[number]
+        if session != NO_SESSION:
+            self._at[session] = number
+        self._chosen[request] = number
+        uncached = chosen.uncached_tokens
+        if not self._expecting:  # the work that is queued does not come twice, whatever the policy wants to see
+            depth = self._holdings.depths(path, expecting=True)[number]
+            uncached = tokens - min(depth, usable) * size
+        lease = self._fleet.acquire(lane.live, uncached, tokens + self._trace.outputs[request], now)
+        self._holdings.expect(number, path)
+        lane.queue.append((request, lease))
+        self._begin(now, lane)
+
+    def _begin(self, now: float, lane: _Lane) -> None:
+        """The first one in the lane, if it is free and the blocks fit."""
+        if lane.busy or not lane.queue:
+            return
+        request, lease = lane.queue[0]
+        size = self._settings.block_size
+        tokens, path = self._trace.inputs[request], self._paths.paths[request]
+        used, found = lane.cache.find(path)
+        hit = min(found, (tokens - 1) // size)
+        needed = -(-(tokens + self._trace.outputs[request]) // size) - hit
+        broken = lane.cache.take(path[:used], needed)
+        if broken is None:
+            return
+        lane.queue.popleft()
+        self._holdings.lose(lane.number, broken) if not self._settings.pooled else self._lose_everywhere(broken)
+        self._explain(lane.number, request, hit)
+        seconds = (tokens - hit * size) / self._settings.prefill_tps
+        self._hits[request] = hit * size
+        lane.busy = True
+        lane.busy_seconds += seconds
+        self._push(now + seconds, _PREFILLED, lane, request, lease, used, needed)
+
+    def _prefilled(self, now: float, lane: _Lane, request: int, lease: int, used: int, taken: int) -> None:
+        self._ttfts[request] = now - self._arrivals[request]
+        path = self._paths.paths[request]
+        new, blocks = lane.cache.keep(path, used)
+        for number in range(len(self._lanes)) if self._settings.pooled else (lane.number,):
+            self._holdings.keep(number, new)
+        self._holdings.expect_no_more(lane.number, path)
+        self._fleet.started(lease, now)
+        lane.busy = False
+        lane.answers += 1
+        settings = self._settings
+        seconds = self._trace.outputs[request] * settings.decode_seconds * (1 + settings.decode_slowdown * lane.answers)
+        self._push(now + seconds, _ENDED, lane, request, lease, taken - blocks)
+        self._begin(now, lane)
+
+    def _ended(self, now: float, lane: _Lane, request: int, lease: int, others: int) -> None:
+        lane.answers -= 1
+        lane.cache.free(self._paths.paths[request], others)
+        self._fleet.release(lease, now)
+        self._latencies[request] = now - self._arrivals[request]
+        self._end = now
+        for each in self._lanes if self._settings.pooled else (lane,):
+            self._begin(now, each)
+        self._follow_up(now, request)
+
+    def _follow_up(self, now: float, request: int) -> None:
+        """The next request of the session, in a closed loop."""
+        waiting = self._next.get(self._trace.sessions[request]) if self._next else None
+        if waiting:
+            following = waiting.popleft()
+            self._push(now + self._trace.pauses[following], _ARRIVES, following)
+
+    def _push(self, when: float, kind: int, *what: Any) -> None:
+        self._order += 1
+        heapq.heappush(self._events, (when, self._order, kind, what))
+
+    def _lose_everywhere(self, segments: Sequence[int]) -> None:
+        for number in range(len(self._lanes)):
+            self._holdings.lose(number, segments)
+
+    def _explain(self, replica: int, request: int, hit: int) -> None:
+        """Why what it does not hit has to be computed."""
+        holdings, lengths, size = self._holdings, self._paths.lengths, self._settings.block_size
+        tokens, path = self._trace.inputs[request], self._paths.paths[request]
+        longest = holdings.longest(path)
+        first = tokens - sum([lengths[segment] for segment in path]) * size
+        in_flight = elsewhere = evicted = 0
+        end = 0
+        for segment in path:
+            begin, end = end, end + lengths[segment]
+            if end <= hit:
+                continue
+            missing = end - max(begin, hit)
+            there = max(0, min(end, longest) - max(begin, hit))
+            elsewhere += there
+            missing -= there
+            if not missing:
+                continue
+            if holdings.is_awaited(segment, replica):
+                in_flight += missing
+            elif holdings.computed[segment]:
+                evicted += missing
+            else:
+                first += missing * size
+        if longest > hit == (tokens - 1) // size and not tokens % size:
+            elsewhere, first = elsewhere - 1, first + size  # it is here, but the last token is always computed
+        for at, blocks in enumerate((in_flight, elsewhere, evicted), 1):
+            self._missed[at] += blocks * size
+        self._missed[0] += first
+
+
+_PREFILLED, _ENDED, _ARRIVES = range(3)
