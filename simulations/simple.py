@@ -12,7 +12,6 @@ prefill.
 """
 
 import heapq
-import math
 import random
 from array import array
 from collections import deque
@@ -25,11 +24,12 @@ from balancer.core import Asked, Candidate, Replica
 from balancer.fleet import Fleet, LiveReplica
 from balancer.policies.base import Policy
 from indexer.index import Keys, ReplicaId
+from simulations.arrivals import Arrivals, scale_to
 from simulations.holdings import Holdings
 from simulations.paths import Paths
 from simulations.results import REFUSED, Misses, Run
 from simulations.segment_cache import SegmentCache
-from simulations.traces.trace import NO_PAUSE, NO_SESSION, Trace
+from simulations.traces.trace import NO_SESSION, Trace
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -138,7 +138,9 @@ class _Play:
         self._chosen = array("q", [REFUSED]) * count
         self._missed = [0, 0, 0, 0]
         self._end = 0.0
-        self._next: dict[int, deque[int]] = {}  # closed loop: session -> requests that wait for their turn
+        load, speed = fleet.load, fleet.replicas * fleet.prefill_tps
+        scale = 1.0 if load is None else scale_to(trace, load * speed)
+        self._arrivals_of_trace = Arrivals(trace, scale, closed_loop=fleet.closed_loop)
 
     def _build(self) -> list[_Lane]:
         settings, lengths = self._settings, self._paths.lengths
@@ -156,17 +158,14 @@ class _Play:
         return lanes
 
     def run(self, name: str, seed: int) -> Run:
-        scale = self._scale()
-        times = [at * scale for at in self._trace.arrivals]
-        order = self._first_come(times)
-        position, count = 0, len(order)
-        events = self._events
-        while position < count or events:
-            if position < count and not (events and events[0][0] <= times[order[position]]):
-                request = order[position]
-                position += 1
-                self._arrive(times[request], request)
+        arrivals, events = self._arrivals_of_trace, self._events
+        while True:
+            coming = arrivals.peek()
+            if coming is not None and not (events and events[0][0] <= coming):
+                self._arrive(coming, arrivals.pop())
                 continue
+            if not events:
+                break
             now, _, kind, what = heapq.heappop(events)
             if kind == _PREFILLED:
                 self._prefilled(now, *what)
@@ -191,33 +190,6 @@ class _Play:
             busy=[lane.busy_seconds for lane in self._lanes],
             seconds=self._end,
         )
-
-    # The trace
-
-    def _scale(self) -> float:
-        """By what the trace's time is multiplied."""
-        trace, settings = self._trace, self._settings
-        if settings.load is None:
-            return 1.0
-        return trace.input_tokens / (
-            settings.replicas * settings.prefill_tps * settings.load * (trace.seconds or math.inf)
-        )
-
-    def _first_come(self, times: Sequence[float]) -> Sequence[int]:
-        """Requests that come by themselves, in order; the others wait for an answer."""
-        count = len(self._trace)
-        if not self._settings.closed_loop:
-            return range(count)
-        by_itself = []
-        for request in range(count):
-            session = self._trace.sessions[request]
-            if session != NO_SESSION and session in self._next and self._trace.pauses[request] != NO_PAUSE:
-                self._next[session].append(request)
-                continue
-            if session != NO_SESSION:
-                self._next.setdefault(session, deque())
-            by_itself.append(request)
-        return by_itself
 
     # What happens
 
@@ -318,10 +290,9 @@ class _Play:
 
     def _follow_up(self, now: float, request: int) -> None:
         """The next request of the session, in a closed loop."""
-        waiting = self._next.get(self._trace.sessions[request]) if self._next else None
-        if waiting:
-            following = waiting.popleft()
-            self._push(now + self._trace.pauses[following], _ARRIVES, following)
+        following = self._arrivals_of_trace.follow(request, now)
+        if following is not None:
+            self._push(following[0], _ARRIVES, following[1])
 
     def _push(self, when: float, kind: int, *what: Any) -> None:
         self._order += 1

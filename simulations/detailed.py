@@ -1,0 +1,464 @@
+"""The detailed model: a fleet of engines step by step, behind the router that production runs.
+
+Knows arrivals, engines (``simulations.engine``), how long their steps take, how their events travel, and what goes wrong. Never knows
+what a policy thinks: each gateway is a ``balancer.router.Router``, which is told what it would be told in production, and no sooner.
+Time and chance come from the trace and the seed alone, so a run repeats to the bit.
+"""
+
+import heapq
+import random
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from balancer.core import Decision, Outcome, Replica, RouteRequest, Truth
+from balancer.errors import RequestError
+from balancer.fleet import Status
+from balancer.policies.base import Policy
+from balancer.router import Router
+from hashing.chain import Chain
+from hashing.extras import Lora
+from hashing.own import LearnedKeys
+from hashing.recipes import Recipe
+from indexer.events import AllBlocksCleared, BlockStored, KVEvent
+from indexer.index import Keys, ReplicaId
+from simulations.arrivals import Arrivals, scale_to
+from simulations.engine import Engine, EngineConfig, EngineRequest, ScheduledStep
+from simulations.keys import TraceKeys
+from simulations.latency import LatencyModel
+from simulations.results import REFUSED, Misses, Run
+from simulations.sequences import KeyPrompt
+from simulations.traces.trace import NO_SESSION, Trace
+
+MODEL: Final = "m"
+TICK_SECONDS: Final = 1.0
+RETRY_SECONDS: Final = 1.0
+ATTEMPTS: Final = 30
+"""How often a request is tried again that nobody can take, before it counts as refused."""
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Restart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A replica's engine dies at ``at`` seconds, with all that it does and holds, and is back ``down`` seconds later."""
+
+    at: NotNegative
+    replica: Annotated[int, msgspec.Meta(ge=0)]
+    down: NotNegative = 60.0
+
+
+class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A fleet of engines, and what may happen to it.
+
+    Attributes:
+        replicas: how many.
+        blocks: that each has, of ``block_size`` tokens, vLLM's null block not counted.
+        max_num_batched_tokens, max_num_seqs, async_scheduling: as in ``simulations.engine.EngineConfig``.
+        latency: what a step costs.
+        speeds: by replica, how many times as fast as that it is; those beyond the list are 1.
+        rate: by what the trace is played faster than it was recorded.
+        load: instead of ``rate``, prompt tokens a second over what all replicas compute a second (by ``latency``, of prompts without
+            attention's share), if nothing were cached.
+        closed_loop: as in ``simulations.simple.SimpleFleet``.
+        event_lag: seconds from a step's end until the router has read its events.
+        event_loss: share of batches that are lost for good, without the router being told.
+        gateways: routers that share the fleet and know nothing of each other; requests come to each in turn.
+        restarts: what dies when.
+    """
+
+    replicas: Count = 8
+    blocks: Count = 8192
+    block_size: Count = 16
+    max_num_batched_tokens: Count = 2048
+    max_num_seqs: Count = 256
+    async_scheduling: bool = False
+    latency: LatencyModel = LatencyModel()
+    speeds: tuple[Positive, ...] = ()
+    rate: Positive = 1.0
+    load: Positive | None = None
+    closed_loop: bool = False
+    event_lag: NotNegative = 0.001
+    event_loss: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    gateways: Count = 1
+    restarts: tuple[Restart, ...] = ()
+
+
+def play_detailed(
+    trace: Trace,
+    fleet: DetailedFleet,
+    policy: Callable[[], Policy],
+    name: str,
+    sessions: Sequence[int],
+    seed: int = 1,
+    keys: TraceKeys | None = None,
+) -> Run:
+    """Every request of the trace, in its order, through gateways with the policy called ``name``; ``policy`` makes one.
+
+    ``sessions`` is a number for each request, ``NO_SESSION`` for none; ``keys`` those of the trace, where they are made already.
+    """
+    return _Play(trace, fleet, policy, name, sessions, random.Random(seed), keys).run(name, seed)
+
+
+class _Given:
+    """The keys of a prompt as they are, whatever the recipe."""
+
+    __slots__ = ("_chains",)
+
+    def __init__(self, keys: list[int]) -> None:
+        self._chains = [_Chain(keys)]
+
+    def chains(self, recipe: Recipe | LearnedKeys, adapter: Lora | None, /) -> Sequence[Keys]:
+        return self._chains
+
+
+class _Chain:
+    __slots__ = ("_keys",)
+
+    def __init__(self, keys: list[int]) -> None:
+        self._keys = keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def keys(self, count: int, /) -> list[int]:
+        return self._keys
+
+
+class _Sent(msgspec.Struct):
+    """A request under way: which gateway has sent it, and what that has decided."""
+
+    gateway: int
+    decision: Decision
+    known: int  # leading tokens of the prompt that somebody had computed before
+    has_begun: bool = False
+
+
+class _Replica:
+    """One engine, and the step that it computes; mutable."""
+
+    __slots__ = ("busy_seconds", "engine", "life", "name", "number", "seconds_a_step", "sent", "step")
+
+    def __init__(self, number: int, name: ReplicaId, engine: Engine, speed: float, latency: LatencyModel) -> None:
+        self.number = number
+        self.name = name
+        self.engine: Engine | None = engine
+        self.life = 0
+        self.step: ScheduledStep | None = None
+        self.sent: dict[str, int] = {}  # engine's id -> request
+        self.busy_seconds = 0.0
+        self.seconds_a_step = lambda step: latency.seconds(step.workload) / speed
+
+
+class _Play:
+    """One run, until it is over."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        fleet: DetailedFleet,
+        policy: Callable[[], Policy],
+        name: str,
+        sessions: Sequence[int],
+        dice: random.Random,
+        keys: TraceKeys | None,
+    ) -> None:
+        self._trace = trace
+        self._settings = fleet
+        self._sessions = sessions
+        self._dice = dice
+        self._keys = keys or TraceKeys(trace, fleet.block_size)
+        self._recipe = Recipe(block_size=fleet.block_size)
+        longest = max([inp + out for inp, out in zip(trace.inputs, trace.outputs, strict=True)], default=1)
+        room = fleet.blocks * fleet.block_size
+        self._config = EngineConfig(
+            self._recipe,
+            fleet.blocks + 1,
+            max_num_batched_tokens=fleet.max_num_batched_tokens,
+            max_num_seqs=fleet.max_num_seqs,
+            max_model_len=min(longest + 1, room),
+            async_scheduling=fleet.async_scheduling,
+            announce_tokens=False,
+        )
+        speeds = [*fleet.speeds, *[1.0] * fleet.replicas][: fleet.replicas]
+        self._replicas = [
+            _Replica(number, ReplicaId(f"r{number:03}"), Engine(self._config), speed, fleet.latency)
+            for number, speed in enumerate(speeds)
+        ]
+        self._gateways = [Router(policy(), name) for _ in range(fleet.gateways)]
+        self._speeds = [_prefill_speed(fleet) * speed for speed in speeds]
+        for replica in self._replicas:
+            self._introduce(replica)
+        speed = sum(self._speeds)
+        scale = 1 / fleet.rate if fleet.load is None else scale_to(trace, fleet.load * speed)
+        self._coming = Arrivals(trace, scale, closed_loop=fleet.closed_loop)
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = 0
+        self._open: dict[int, _Sent] = {}
+        self._in_turn = 0
+        self._ticking = False
+        count = len(trace)
+        self._arrivals = array("d", bytes(8 * count))
+        self._ttfts = array("d", bytes(8 * count))
+        self._latencies = array("d", bytes(8 * count))
+        self._hits = array("q", bytes(8 * count))
+        self._chosen = array("q", [REFUSED]) * count
+        self._computed: set[int] = set()  # keys that somebody has had
+        self._missed = [0, 0, 0, 0]
+        self._end = 0.0
+
+    def run(self, name: str, seed: int) -> Run:
+        for restart in self._settings.restarts:
+            if restart.replica < len(self._replicas):
+                self._push(restart.at, self._die, self._replicas[restart.replica], restart.down)
+        coming, events = self._coming, self._events
+        while True:
+            arrival = coming.peek()
+            if arrival is not None and not (events and events[0][0] <= arrival):
+                self._arrive(arrival, coming.pop())
+                continue
+            if not events:
+                break
+            now, _, happens, what = heapq.heappop(events)
+            happens(now, *what)
+        settings = self._settings
+        told = {key: value for key, value in msgspec.structs.asdict(settings).items() if key not in _STRUCTURED}
+        return Run(
+            trace=self._trace.name,
+            policy=name,
+            seed=seed,
+            replicas=settings.replicas,
+            settings={"model": "detailed", **told, **{key: _text(getattr(settings, key)) for key in _STRUCTURED}},
+            arrivals=self._arrivals,
+            ttfts=self._ttfts,
+            latencies=self._latencies,
+            inputs=self._trace.inputs,
+            hits=self._hits,
+            chosen=self._chosen,
+            misses=Misses(*self._missed),
+            busy=[replica.busy_seconds for replica in self._replicas],
+            seconds=self._end,
+        )
+
+    # Requests
+
+    def _arrive(self, now: float, request: int, attempt: int = 1, came: float | None = None) -> None:
+        came = now if came is None else came
+        self._arrivals[request] = came
+        tokens = self._trace.inputs[request]
+        self._keep_ticking(now)
+        if tokens + 1 > self._config.max_model_len:
+            self._leave(now, request)
+            return
+        gateway, self._in_turn = self._in_turn, (self._in_turn + 1) % len(self._gateways)
+        session = self._sessions[request]
+        keys = self._keys.of(request)
+        wanted = RouteRequest(
+            MODEL, _Given(keys), (tokens,), session=0 if session == NO_SESSION else session + 1, request_id=str(request)
+        )
+        try:
+            decision = self._gateways[gateway].route(wanted, now, self._dice.random())
+        except RequestError:
+            if attempt < ATTEMPTS:
+                self._push(now + RETRY_SECONDS, self._arrive, request, attempt + 1, came)
+            else:
+                self._leave(now, request)
+            return
+        replica = self._replicas[int(decision.replica.id[1:])]
+        engine = replica.engine
+        self._chosen[request] = replica.number
+        if engine is None:  # nobody is there, and the router does not know it yet
+            self._gateways[gateway].release(decision.lease, Outcome.UNREACHABLE, now)
+            self._tell_lost(replica)
+            self._push(now, self._arrive, request, attempt + 1, came)
+            return
+        name = f"{request}/{attempt}"
+        self._open[request] = _Sent(gateway, decision, self._known(keys, tokens))
+        replica.sent[name] = request
+        engine.add(EngineRequest(name, KeyPrompt(tokens, keys), self._trace.outputs[request]))
+        self._run(now, replica)
+
+    def _leave(self, now: float, request: int) -> None:
+        """Nobody has taken it."""
+        self._chosen[request] = REFUSED
+        self._follow(now, request)
+
+    def _follow(self, now: float, request: int) -> None:
+        following = self._coming.follow(request, now)
+        if following is not None:
+            self._push(following[0], self._arrive, following[1])
+
+    # Engines
+
+    def _run(self, now: float, replica: _Replica) -> None:
+        """The engine's next step, if it has anything to do and computes none."""
+        engine = replica.engine
+        if engine is None or replica.step is not None or not engine.has_work:
+            return
+        step = replica.step = engine.schedule()
+        seconds = replica.seconds_a_step(step)
+        replica.busy_seconds += seconds
+        self._push(now + seconds, self._stepped, replica, replica.life, step)
+
+    def _stepped(self, now: float, replica: _Replica, life: int, step: ScheduledStep) -> None:
+        engine = replica.engine
+        if engine is None or replica.life != life:
+            return
+        replica.step = None
+        result = engine.complete(step, _sample)
+        for name, cached in result.cached_tokens.items():
+            self._began(now, replica.sent[name], cached)
+        for name in result.finished:
+            self._ended(now, replica.sent.pop(name))
+        if result.events:
+            self._publish(now, replica, result.events)
+        self._run(now, replica)
+
+    def _began(self, now: float, request: int, cached: int) -> None:
+        sent = self._open[request]
+        sent.has_begun = True
+        self._gateways[sent.gateway].started(sent.decision.lease, now)
+        self._ttfts[request] = now - self._arrivals[request]
+        self._hits[request] = cached
+        self._explain(request, sent, cached)
+
+    def _ended(self, now: float, request: int) -> None:
+        sent = self._open.pop(request)
+        tokens = self._trace.inputs[request]
+        truth = Truth(tokens, self._hits[request], self._trace.outputs[request], "length", 200)
+        self._gateways[sent.gateway].release(sent.decision.lease, Outcome.OK, now, truth)
+        self._latencies[request] = now - self._arrivals[request]
+        self._end = now
+        self._follow(now, request)
+
+    # Events
+
+    def _publish(self, now: float, replica: _Replica, events: list[KVEvent]) -> None:
+        settings = self._settings
+        for event in events:
+            if isinstance(event, BlockStored):
+                self._computed.update(event.block_hashes)
+        if settings.event_loss and self._dice.random() < settings.event_loss:
+            return
+        self._push(now + settings.event_lag, self._hear, replica, replica.life, events)
+
+    def _hear(self, now: float, replica: _Replica, life: int, events: list[KVEvent]) -> None:
+        if replica.life == life:
+            for gateway in self._gateways:
+                gateway.caches.apply(replica.name, events)
+
+    # Faults
+
+    def _die(self, now: float, replica: _Replica, down: float) -> None:
+        """The engine is gone; requests that had not begun are sent elsewhere, the others are lost for their clients."""
+        lost = list(replica.sent.values())
+        replica.engine, replica.step, replica.life = None, None, replica.life + 1
+        replica.sent.clear()
+        self._tell_lost(replica)
+        for request in lost:
+            sent = self._open.pop(request)
+            outcome = Outcome.ERROR if sent.has_begun else Outcome.UNREACHABLE
+            self._gateways[sent.gateway].release(sent.decision.lease, outcome, now)
+            if sent.has_begun:
+                self._latencies[request] = now - self._arrivals[request]
+                self._follow(now, request)
+            else:
+                self._push(now, self._arrive, request, 2, self._arrivals[request])
+        self._push(now + down, self._return, replica)
+
+    def _return(self, now: float, replica: _Replica) -> None:
+        replica.engine = Engine(self._config)
+        for gateway in self._gateways:
+            gateway.caches.apply(replica.name, [AllBlocksCleared()])
+            gateway.set_status(replica.name, Status.READY)
+
+    def _tell_lost(self, replica: _Replica) -> None:
+        for gateway in self._gateways:
+            gateway.set_status(replica.name, Status.LOST)
+
+    # How
+
+    def _introduce(self, replica: _Replica) -> None:
+        """The gateways learn of the replica, and that its keys are what they compute."""
+        described = Replica(
+            replica.name,
+            f"http://{replica.name}",
+            models=(MODEL,),
+            recipe=self._recipe,
+            num_gpu_blocks=self._settings.blocks + 1,
+        )
+        for gateway in self._gateways:
+            gateway.put(described)
+            gateway.caches.apply(replica.name, [_proof(self._recipe), AllBlocksCleared()])
+            live = gateway.fleet.get(replica.name)
+            assert live is not None, "what was put is there"
+            live.speed = self._speeds[replica.number]
+
+    def _keep_ticking(self, now: float) -> None:
+        if not self._ticking:
+            self._ticking = True
+            self._push(now + TICK_SECONDS, self._tick)
+
+    def _tick(self, now: float) -> None:
+        for gateway in self._gateways:
+            gateway.tick(now)
+        self._ticking = False
+        if self._open or self._coming.peek() is not None:
+            self._keep_ticking(now)
+
+    def _push(self, when: float, happens: Callable[..., None], *what: Any) -> None:
+        self._order += 1
+        heapq.heappush(self._events, (when, self._order, happens, what))
+
+    def _known(self, keys: Sequence[int], tokens: int) -> int:
+        size, computed = self._settings.block_size, self._computed
+        for at in range((tokens - 1) // size):
+            if keys[at] not in computed:
+                return at * size
+        return (tokens - 1) // size * size
+
+    def _explain(self, request: int, sent: _Sent, cached: int) -> None:
+        """Why what it did not hit had to be computed, as the gateway's candidates show it."""
+        tokens = self._trace.inputs[request]
+        best = max([each.cached_tokens for each in sent.decision.candidates])
+        elsewhere = max(0, min(best, sent.known) - cached)
+        awaited = max(0, best - max(sent.known, cached))  # expected, and not told yet
+        evicted = max(0, sent.known - cached) - elsewhere
+        first = tokens - cached - awaited - elsewhere - evicted
+        for at, missed in enumerate((first, awaited, elsewhere, evicted)):
+            self._missed[at] += missed
+
+
+def _sample(_: str) -> int:
+    return 0
+
+
+def _proof(recipe: Recipe) -> BlockStored:
+    tokens = list(range(recipe.block_size))
+    chain = Chain(recipe, tokens)
+    return BlockStored(
+        block_hashes=list(chain.keys(1)),
+        parent_block_hash=None,
+        token_ids=msgspec.Raw(msgspec.msgpack.encode(tokens)),
+        block_size=recipe.block_size,
+        medium="GPU",
+        extra_keys=msgspec.Raw(msgspec.msgpack.encode([None])),
+        group_idx=0,
+        kv_cache_spec_kind="full_attention",
+    )
+
+
+def _prefill_speed(fleet: DetailedFleet) -> float:
+    """Prompt tokens a second of steps that are full of them, attention's share left out."""
+    latency, tokens = fleet.latency, fleet.max_num_batched_tokens
+    return tokens / (latency.overhead + max(latency.weights, tokens * latency.token) or 1e-9)
+
+
+_STRUCTURED: Final = ("latency", "speeds", "restarts")
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()
