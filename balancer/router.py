@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
+import msgspec
+
 from balancer.admission import AdmissionSettings, Pool
 from balancer.caches import Caches, Sent
 from balancer.core import Asked, Candidate, Decision, Failure, Outcome, Replica, RouteRequest, Truth
@@ -259,6 +261,10 @@ class Router:
         stages.passed(Stage.CHOOSE)
         taken = self.fleet.get(chosen.replica)
         assert taken is not None, "a replica was chosen that is not in the fleet"
+        if not self._counts_expected and request.prompt_lengths:
+            # The engine will hold what is expected, and work that is queued does not come twice, whatever the policy looks at.
+            cached = caches.matcher.match(request, [taken.replica]).get(chosen.replica, 0)
+            chosen = msgspec.structs.replace(chosen, cached_tokens=cached)
         return taken, chosen, seen
 
     def _asked(self, request: RouteRequest, serving: Sequence[LiveReplica], now: float) -> Asked:

@@ -1,8 +1,8 @@
 """The detailed model: a fleet of engines step by step, behind the router that production runs.
 
-Knows arrivals, engines (``simulations.engine``), how long their steps take, how their events travel, and what goes wrong. Never knows
-what a policy thinks: each gateway is a ``balancer.router.Router``, which is told what it would be told in production, and no sooner.
-Time and chance come from the trace and the seed alone, so a run repeats to the bit.
+Knows arrivals, engines (``simulations.engine``), how long their steps take, how their events travel, and what goes wrong.
+Never knows what a policy thinks: each gateway is a ``balancer.router.Router``, which is told what it would be told in
+production, and no sooner. Time and chance come from the trace and the seed alone, so a run repeats to the bit.
 """
 
 import heapq
@@ -61,8 +61,8 @@ class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         latency: what a step costs.
         speeds: by replica, how many times as fast as that it is; those beyond the list are 1.
         rate: by what the trace is played faster than it was recorded.
-        load: instead of ``rate``, prompt tokens a second over what all replicas compute a second (by ``latency``, of prompts without
-            attention's share), if nothing were cached.
+        load: instead of ``rate``, prompt tokens a second over what all replicas compute a second (by ``latency``, of prompts
+            without attention's share), if nothing were cached.
         closed_loop: as in ``simulations.simple.SimpleFleet``.
         event_lag: seconds from a step's end until the router has read its events.
         event_loss: share of batches that are lost for good, without the router being told.
@@ -98,7 +98,8 @@ def play_detailed(
 ) -> Run:
     """Every request of the trace, in its order, through gateways with the policy called ``name``; ``policy`` makes one.
 
-    ``sessions`` is a number for each request, ``NO_SESSION`` for none; ``keys`` those of the trace, where they are made already.
+    ``sessions`` is a number for each request, ``NO_SESSION`` for none; ``keys`` those of the trace, where they are made
+    already.
     """
     return _Play(trace, fleet, policy, name, sessions, random.Random(seed), keys).run(name, seed)
 
@@ -140,7 +141,7 @@ class _Sent(msgspec.Struct):
 class _Replica:
     """One engine, and the step that it computes; mutable."""
 
-    __slots__ = ("busy_seconds", "engine", "life", "name", "number", "seconds_a_step", "sent", "step")
+    __slots__ = ("_latency", "_speed", "busy_seconds", "engine", "life", "name", "number", "sent", "step")
 
     def __init__(self, number: int, name: ReplicaId, engine: Engine, speed: float, latency: LatencyModel) -> None:
         self.number = number
@@ -150,7 +151,11 @@ class _Replica:
         self.step: ScheduledStep | None = None
         self.sent: dict[str, int] = {}  # engine's id -> request
         self.busy_seconds = 0.0
-        self.seconds_a_step = lambda step: latency.seconds(step.workload) / speed
+        self._latency = latency
+        self._speed = speed
+
+    def seconds(self, step: ScheduledStep) -> float:
+        return self._latency.seconds(step.workload) / self._speed
 
 
 class _Play:
@@ -299,7 +304,7 @@ class _Play:
         if engine is None or replica.step is not None or not engine.has_work:
             return
         step = replica.step = engine.schedule()
-        seconds = replica.seconds_a_step(step)
+        seconds = replica.seconds(step)
         replica.busy_seconds += seconds
         self._push(now + seconds, self._stepped, replica, replica.life, step)
 

@@ -1,7 +1,7 @@
 """A trace's ids as the keys of an engine's blocks.
 
-Knows ids, lengths and both block sizes. Never knows hashes: a key is an id and a place within its block, mixed, so that whatever reads
-keys finds numbers like a hash's. Equal prefixes have equal keys, and others different ones.
+Knows ids, lengths and both block sizes. Never knows hashes: a key is an id and a place within its block, mixed, so that
+whatever reads keys finds numbers like a hash's. Equal prefixes have equal keys, and others different ones.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class TraceKeys:
 
 
 def _keys(ids: Sequence[int], whole: int, size: int, count: int) -> list[int]:
-    """Of the first ``count`` blocks of ``size`` tokens of a prompt whose ids cover ``whole`` tokens each, as far as these tell."""
+    """Of the first ``count`` blocks of ``size`` tokens, of a prompt whose ids cover ``whole`` each, as far as these tell."""
     count = min(count, len(ids) * whole // size)
     ends = range(size, count * size + 1, size)
     return [_mix(ids[(end - 1) // whole], end - (end - 1) // whole * whole) for end in ends]

@@ -5,9 +5,15 @@ Knows columns and sums. Never knows which model of an engine they come from, or 
 
 from array import array
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
+
+if TYPE_CHECKING:
+    Floats: TypeAlias = array[float]
+    Integers: TypeAlias = array[int]
+else:  # arrays take no parameters before Python 3.12, and runs are decoded by their annotations
+    Floats = Integers = array
 
 REFUSED: Final = -1
 """In place of a replica: nobody took the request."""
@@ -52,12 +58,12 @@ class Run(msgspec.Struct, frozen=True):
     seed: int
     replicas: int
     settings: dict[str, str | int | float | bool | None]
-    arrivals: "array[float]"
-    ttfts: "array[float]"
-    latencies: "array[float]"
-    inputs: "array[int]"
-    hits: "array[int]"
-    chosen: "array[int]"
+    arrivals: Floats
+    ttfts: Floats
+    latencies: Floats
+    inputs: Integers
+    hits: Integers
+    chosen: Integers
     misses: Misses
     busy: list[float]
     seconds: float

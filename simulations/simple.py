@@ -22,6 +22,7 @@ import msgspec
 
 from balancer.core import Asked, Candidate, Replica
 from balancer.fleet import Fleet, LiveReplica
+from balancer.leaning import BEGINNING, beginning, lean
 from balancer.policies.base import Policy
 from indexer.index import Keys, ReplicaId
 from simulations.arrivals import Arrivals, scale_to
@@ -205,6 +206,7 @@ class _Play:
         at = self._at.get(session) if session != NO_SESSION else None
         usable = (tokens - 1) // size
         depths = self._holdings.depths(path, expecting=self._expecting)
+        leading = 0 if any(depths) else self._beginning(request)
         candidates = []
         for lane, depth in zip(self._lanes, depths, strict=True):
             live = lane.live
@@ -216,6 +218,7 @@ class _Play:
                     live.queued_tokens,
                     live.in_flight,
                     live.last_lease,
+                    lean=lean(leading, live.replica.id) if leading else 0,
                     wait=live.wait(now),
                     speed=live.speed,
                     waiting=live.waiting,
@@ -224,7 +227,7 @@ class _Play:
                     has_session=lane.number == at,
                 )
             )
-        chain: Keys | None = _Chain(self._trace.blocks[request]) if self._reads_prompt else None
+        chain: Keys | None = self._chain(request) if self._reads_prompt else None
         asked = Asked(session + 1, chain, self._trace.block_size, self._fleet.utilisation(now))
         chosen = self._choose(candidates, self._draw(), asked)
         number = candidates.index(chosen)
@@ -233,13 +236,23 @@ class _Play:
             self._at[session] = number
         self._chosen[request] = number
         uncached = chosen.uncached_tokens
-        if not self._expecting:  # the work that is queued does not come twice, whatever the policy wants to see
+        if not self._expecting:  # as balancer.router does
             depth = self._holdings.depths(path, expecting=True)[number]
             uncached = tokens - min(depth, usable) * size
-        lease = self._fleet.acquire(lane.live, uncached, tokens + self._trace.outputs[request], now)
+        lease = self._fleet.acquire(lane.live, uncached, tokens, now)
         self._holdings.expect(number, path)
         lane.queue.append((request, lease))
         self._begin(now, lane)
+
+    def _beginning(self, request: int) -> int:
+        """How a prompt begins that nobody holds anything of, as ``balancer.router`` takes it."""
+        if self._trace.inputs[request] < BEGINNING:
+            return 0
+        return beginning([self._chain(request)], self._trace.block_size)
+
+    def _chain(self, request: int) -> _Chain:
+        full = self._trace.inputs[request] // self._trace.block_size
+        return _Chain(self._trace.blocks[request][:full])
 
     def _begin(self, now: float, lane: _Lane) -> None:
         """The first one in the lane, if it is free and the blocks fit."""

@@ -1,0 +1,173 @@
+"""What is to be simulated: a fleet, policies, what is varied, and how often, from a file or a command line.
+
+Knows the file's fields and how they become cases. Never knows traces or results. Whatever is wrong is one error that names the
+field and the remedy, before anything is played.
+"""
+
+import difflib
+import itertools
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from balancer.errors import ConfigError
+from simulations.detailed import DetailedFleet
+from simulations.grid import Case
+from simulations.named_policies import NamedPolicy, parse, value_of
+from simulations.simple import SimpleFleet
+
+CACHE: Final = "cache"
+"""Stands for ``blocks`` in tokens, in fleets and sweeps: what people know of a cache."""
+
+DEFAULT_POLICIES: Final = "predicted_ttft,cache_aware,session_sticky,least_load,round_robin"
+MAX_CASES: Final = 100_000
+
+_UNITS: Final = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
+_NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
+
+Kind = Literal["simple", "detailed"]
+FLEETS: Final[dict[str, type[SimpleFleet] | type[DetailedFleet]]] = {"simple": SimpleFleet, "detailed": DetailedFleet}
+
+
+class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A scenario file.
+
+    Attributes:
+        trace: the trace's file, seen from the scenario's folder; None where the command line names one.
+        model: ``simple`` (one lane of prefill a replica) or ``detailed`` (engines step by step).
+        policies: as on the command line; a list of lists with commas is one list.
+        fleet: fields of ``simulations.simple.SimpleFleet`` or ``simulations.detailed.DetailedFleet``, or ``cache`` in tokens.
+        sweep: by field of the fleet, the values that are tried; all combinations are played.
+        seeds: how many times each case is played, with other chance.
+        seed: of the first time.
+        ttft_p95: what the 95th percentile of the time to the first token is to stay below, in seconds.
+    """
+
+    trace: str | None = None
+    model: Kind = "detailed"
+    policies: tuple[str, ...] = ()
+    fleet: dict[str, Any] = {}
+    sweep: dict[str, list[Any]] = {}
+    seeds: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
+    seed: int = 1
+    ttft_p95: Annotated[float, msgspec.Meta(gt=0)] | None = None
+
+
+def load(path: str) -> Scenario:
+    """The scenario of a TOML file.
+
+    Raises:
+        ConfigError: it cannot be read, or a field is wrong.
+    """
+    try:
+        data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: this is no TOML: {error}") from error
+    known = Scenario.__struct_fields__
+    for field in data:
+        if field not in known:
+            raise ConfigError(f"{path}: {field}: there is no such field; {_remedy(field, known)}")
+    try:
+        made = msgspec.convert(data, Scenario)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    trace = made.trace
+    if trace is not None and trace != "-":
+        made = msgspec.structs.replace(made, trace=str(Path(path).parent / trace))
+    return made
+
+
+def cases(scenario: Scenario) -> list[Case]:
+    """Every policy on every fleet with every seed: fleets outermost, so that what is compared comes together.
+
+    Raises:
+        ConfigError: a policy or a field of the fleet is wrong, or there are too many cases.
+    """
+    policies = parse(",".join(scenario.policies) or DEFAULT_POLICIES)
+    fleets = [fleet_of(scenario.model, each) for each in _combined(scenario.fleet, scenario.sweep)]
+    count = len(policies) * len(fleets) * scenario.seeds
+    if count > MAX_CASES:
+        raise ConfigError(
+            f"sweep: {count:,} runs are asked for, and {MAX_CASES:,} at most are played; vary less at once"
+        )
+    seeds = range(scenario.seed, scenario.seed + scenario.seeds)
+    return [Case(policy, fleet, seed) for fleet in fleets for policy in _unique(policies) for seed in seeds]
+
+
+def fleet_of(model: Kind, fields: Mapping[str, Any]) -> SimpleFleet | DetailedFleet:
+    """A fleet with these fields.
+
+    Raises:
+        ConfigError: there is no such field, or its value is none.
+    """
+    kind = FLEETS[model]
+    known = kind.__struct_fields__
+    given = dict(fields)
+    for field in given:
+        if field not in known and field != CACHE:
+            others = [name for name, other in FLEETS.items() if name != model and field in other.__struct_fields__]
+            remedy = f"the {others[0]} model has it" if others else _remedy(field, (*known, CACHE))
+            raise ConfigError(f"fleet.{field}: a fleet of the {model} model has no such field; {remedy}")
+    if CACHE in given:
+        if "blocks" in given:
+            raise ConfigError(f"fleet.{CACHE}: give either {CACHE} (in tokens) or blocks, not both")
+        size = number_of(given.get("block_size", kind.__struct_defaults__[known.index("block_size")]))
+        tokens = number_of(given.pop(CACHE))
+        if not isinstance(tokens, int | float) or not isinstance(size, int) or tokens < size:
+            raise ConfigError(f"fleet.{CACHE}: must be a number of tokens, one block ({size}) at least, got {tokens}")
+        given["blocks"] = int(tokens // size)
+    given = {field: number_of(value) for field, value in given.items()}
+    try:
+        return msgspec.convert(given, kind)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ConfigError(f"fleet: {error}") from error
+
+
+def sweep_of(text: str) -> tuple[str, list[Any]]:
+    """``blocks=1024,4096`` as a field and its values.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    field, equals, values = text.partition("=")
+    found = [number_of(value_of(each)) for each in values.split(",") if each.strip()]
+    if not equals or not found:
+        raise ConfigError(f"--sweep {text}: write a field of the fleet and values, as in --sweep replicas=4,8,16")
+    return field.strip().replace("-", "_"), found
+
+
+def number_of(value: Any) -> Any:
+    """``"4M"`` as 4,000,000 and the like; what is no such number stays."""
+    match = _NUMBER.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        return value
+    number = float(match[1]) * _UNITS[match[2].lower()]
+    return int(number) if number == int(number) else number
+
+
+def _combined(fleet: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    for field, values in sweep.items():
+        if not values:
+            raise ConfigError(f"sweep.{field}: give one value at least")
+    return [
+        {
+            **{key: value for key, value in fleet.items() if not (CACHE in sweep and key == "blocks")},
+            **dict(zip(sweep, each, strict=True)),
+        }
+        for each in itertools.product(*sweep.values())
+    ]
+
+
+def _unique(policies: Sequence[NamedPolicy]) -> list[NamedPolicy]:
+    return list({policy.written: policy for policy in policies}.values())
+
+
+def _remedy(field: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(field, known, 1)
+    return f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
