@@ -1,7 +1,8 @@
 """Which requests belong to one conversation, where a trace does not say.
 
-Knows blocks and how often each is used. Never knows times or texts. A conversation is what goes on from one block that is its
-own: what nearly everybody begins with (a system prompt) makes no conversation, and neither does what very different things follow.
+Knows blocks and how often each is used. Never knows times or texts. A conversation is what goes on from one block that is
+its own: what nearly everybody begins with (a system prompt) makes no conversation, and neither does what very different
+things follow.
 """
 
 from array import array

@@ -1,11 +1,12 @@
 """A workload: when each request came, how long it was, and by which blocks it began.
 
-Knows arrival, lengths, sessions and block ids in columns. Never knows where they were read from, or what is done with them. Between
-calls requests are in order of arrival, ids are small numbers without gaps, and each id names a whole prefix: it has exactly one parent.
+Knows arrival, lengths, sessions and block ids in columns. Never knows where they were read from, or what is done with them.
+Between calls requests are in order of arrival, ids are small numbers without gaps, and each id names a whole prefix: it has
+exactly one parent.
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -14,6 +15,13 @@ NO_PARENT: Final = -1
 NO_SESSION: Final = -1
 NO_PAUSE: Final = -1.0
 MAX_TOKENS: Final = 2**31 - 1
+
+CHECKED: Final = 200_000
+"""Blocks among which it is looked for ids that come twice."""
+
+_HALF: Final = 2**63
+_64_BITS: Final = 2**64 - 1
+_32_BITS: Final = 2**32 - 1
 
 
 class TraceError(ValueError):
@@ -75,32 +83,45 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 class TraceBuilder:
-    """Makes a trace of requests in any order. Mutable; ``build`` ends it."""
+    """Makes a trace of requests in any order. Mutable; ``build`` ends it.
+
+    Ids are kept as a tree of runs: what a prompt adds to those before it is one run of ids that follow each other, and only a
+    run's first id has to be looked up. So a block costs 16 bytes and a prompt some hundred, whatever the file's ids look like.
+    """
 
     def __init__(self, name: str, block_size: int, *, is_chained: bool) -> None:
         """``is_chained`` says whether an id already names a whole prefix, or what is in its own block alone.
 
-        Ids that are said to be chained and are not (one comes behind two different ones) are chained all the same: ``rechained``
-        counts the requests where that was seen.
+        Ids that are said to be chained and are not (one comes behind two different ones) are chained all the same:
+        ``rechained`` counts the requests where that was seen, as long as there are at most ``CHECKED`` blocks.
         """
         if block_size < 1:
             raise TraceError("block_size", f"must be at least 1 token, got {block_size}")
         self._name = name
         self._block_size = block_size
-        self._is_chained = is_chained
         self._arrivals = array("d")
         self._inputs = array("q")
         self._outputs = array("q")
         self._blocks: list[array[int]] = []
         self._sessions = array("q")
         self._pauses = array("d")
-        self._parents = array("q")
-        self._known: dict[int | tuple[int, int], int] = {}  # chained: the file's id; else (our parent, the file's id)
+        self._parents = array("i")
+        self._ids = array("q")  # by our id, the file's
+        self._runs: dict[int, int] = {}  # (our parent, the file's id) -> (our first id, ids)
+        self._counting = array("i")  # 0, 1, 2 ...: a slice of it is made faster than of a range
         self._numbers: dict[int | str, int] = {}  # sessions
+        self._seen: set[int] | None = set() if is_chained else None
         self.rechained = 0
+        self.is_sorted = True
+        """Whether requests have been added in order of arrival."""
 
     def __len__(self) -> int:
         return len(self._arrivals)
+
+    @property
+    def seconds(self) -> float:
+        """From the first arrival to the last."""
+        return max(self._arrivals) - min(self._arrivals) if self._arrivals else 0.0
 
     def add(
         self,
@@ -113,6 +134,8 @@ class TraceBuilder:
         pause: float | None = None,
     ) -> None:
         """One more request; ``arrival`` in seconds on any clock, ``ids`` of the prompt's blocks from the first one on.
+
+        Of an id the lowest 64 bits count.
 
         Raises:
             TraceError: it cannot be; nothing was added.
@@ -127,76 +150,99 @@ class TraceBuilder:
             raise TraceError("delay", f"must be 0 or more, got {pause}")
         size = self._block_size
         if ids and not input_tokens // size <= len(ids) <= -(-input_tokens // size):
+            full, rest = divmod(input_tokens, size)
             raise TraceError(
                 "hash_ids",
-                f"{len(ids)} ids of {size} tokens do not make a prompt of {input_tokens}, which has {input_tokens // size} full blocks"
-                f"{' and a partial one' if input_tokens % size else ''}",
+                f"{len(ids)} ids of {size} tokens do not make a prompt of {input_tokens}, which has {full} full blocks"
+                f"{' and a partial one' if rest else ''}",
             )
-        own = self._own(ids)
-        self._arrivals.append(arrival)
+        arrivals = self._arrivals
+        if arrivals and arrival < arrivals[-1]:
+            self.is_sorted = False
+        self._blocks.append(self._own(ids))
+        arrivals.append(arrival)
         self._inputs.append(input_tokens)
-        self._outputs.append(max(1, output_tokens))
-        self._blocks.append(own)
+        self._outputs.append(output_tokens or 1)
         self._sessions.append(NO_SESSION if session is None else self._numbers.setdefault(session, len(self._numbers)))
         self._pauses.append(NO_PAUSE if pause is None else pause)
 
     def build(self) -> Trace:
         """The trace, in order of arrival; requests that came at once stay in the order in which they were added."""
-        count = len(self._arrivals)
         first = min(self._arrivals, default=0.0)
-        order: Iterable[int] = range(count)
-        if any(self._arrivals[at] > self._arrivals[at + 1] for at in range(count - 1)):
-            order = sorted(order, key=self._arrivals.__getitem__)
-        order = list(order)
-
-        def column(kind: str, values: Callable[[int], float]) -> "array[int]":
-            return array(kind, map(values, order))  # type: ignore[arg-type]
-
+        columns = (self._inputs, self._outputs, self._sessions)
+        arrivals, pauses, blocks = self._arrivals, self._pauses, self._blocks
+        if not self.is_sorted:
+            order = sorted(range(len(arrivals)), key=arrivals.__getitem__)
+            arrivals = array("d", [arrivals[at] for at in order])
+            pauses = array("d", [pauses[at] for at in order])
+            blocks = [blocks[at] for at in order]
+            columns = tuple(array("q", [column[at] for at in order]) for column in columns)  # type: ignore[assignment]
+        inputs, outputs, sessions = columns
         return Trace(
             name=self._name,
             block_size=self._block_size,
-            arrivals=array("d", [self._arrivals[at] - first for at in order]),
-            inputs=column("q", self._inputs.__getitem__),
-            outputs=column("q", self._outputs.__getitem__),
-            blocks=[self._blocks[at] for at in order],
+            arrivals=array("d", [arrival - first for arrival in arrivals]) if first else arrivals,
+            inputs=inputs,
+            outputs=outputs,
+            blocks=blocks,
             parents=self._parents,
-            sessions=column("q", self._sessions.__getitem__),
-            pauses=array("d", [self._pauses[at] for at in order]),
+            sessions=sessions,
+            pauses=pauses,
         )
 
     def _own(self, ids: Sequence[int]) -> "array[int]":
         """Our ids for the file's: small numbers, one for each prefix."""
-        if self._is_chained:
-            known = self._known
-            found = [known.get(each, NO_PARENT) for each in ids]
-            parents = self._parents
-            count = found.index(NO_PARENT) if NO_PARENT in found else len(found)
-            # What is known must be known as one piece, and nothing known may come behind what is new.
-            if all(parents[found[at]] == (found[at - 1] if at else NO_PARENT) for at in range(count)) and not any(
-                each != NO_PARENT for each in found[count:]
-            ):
-                new = ids[count:]
-                if len(set(new)) == len(new):
-                    first = len(parents)
-                    if new:
-                        parents.append(found[count - 1] if count else NO_PARENT)
-                        parents.extend(range(first, first + len(new) - 1))
-                        known.update(zip(new, range(first, first + len(new)), strict=True))
-                    return array("I", [*found[:count], *range(first, first + len(new))])
-            self.rechained += 1
-        return self._chained(ids)
-
-    def _chained(self, ids: Sequence[int]) -> "array[int]":
-        known, parents = self._known, self._parents
-        own = array("I")
-        parent = NO_PARENT
-        for each in ids:
-            at = known.get(each) if self._is_chained else None
-            if at is None or parents[at] != parent:
-                at = known.get((parent, each))
-            if at is None:
-                at = known[parent, each] = len(parents)
-                parents.append(parent)
-            own.append(at)
-            parent = at
+        try:
+            wanted = array("q", ids)
+        except OverflowError:
+            wanted = array("q", [((each + _HALF) & _64_BITS) - _HALF for each in ids])
+        own = array("i")
+        known, runs, numbers = self._ids, self._runs, self._counting
+        at, end, parent = 0, len(wanted), NO_PARENT
+        while at < end:
+            key = (parent + 1) << 64 | wanted[at] & _64_BITS
+            run = runs.get(key)
+            if run is None:
+                return self._grown(key, parent, wanted[at:], own)
+            first = run >> 32
+            count = min(run & _32_BITS, end - at)
+            if known[first : first + count] != wanted[at : at + count]:
+                count = _common(known, first, wanted, at, count)
+            own += numbers[first : first + count]
+            parent = first + count - 1
+            at += count
         return own
+
+    def _grown(self, key: int, parent: int, new: "array[int]", own: "array[int]") -> "array[int]":
+        """``own`` and a new run behind it."""
+        first = len(self._ids)
+        if self._seen is not None:
+            before = len(self._seen)
+            self._seen.update(new)
+            self.rechained += len(self._seen) - before < len(new)
+            if len(self._seen) > CHECKED:
+                self._seen = None
+        self._runs[key] = first << 32 | len(new)
+        self._ids += new
+        last = len(self._ids)
+        numbers = self._counting
+        if last > len(numbers):
+            numbers.extend(range(len(numbers), 2 * last))
+        self._parents.append(parent)
+        self._parents += numbers[first : last - 1]
+        own += numbers[first:last]
+        return own
+
+
+def _common(known: "array[int]", first: int, wanted: "array[int]", at: int, count: int) -> int:
+    """How many of ``count`` ids are the same in both, from these places on; the first one is, and not all of them are."""
+    if known[first + 1] != wanted[at + 1]:
+        return 1
+    same, other = 1, count
+    while other - same > 1:
+        middle = (same + other) // 2
+        if known[first + same : first + middle] == wanted[at + same : at + middle]:
+            same = middle
+        else:
+            other = middle
+    return same

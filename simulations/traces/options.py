@@ -1,0 +1,87 @@
+"""Flags with which commands let people say how a trace is to be read.
+
+Knows ``argparse``. Never knows what the flags do: that is ``simulations.traces.formats.base.ReadingOptions``.
+"""
+
+import argparse
+
+from balancer.errors import ConfigError
+from simulations.traces.formats.base import FIELDS, ReadingOptions, formats
+from simulations.traces.times import UNITS
+
+DEFAULTS = ReadingOptions()
+
+
+def add_reading_options(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``reading_options``."""
+    group = parser.add_argument_group("reading traces")
+    group.add_argument(
+        "--format",
+        metavar="NAME",
+        help=f"format of the trace: {', '.join(formats.names())} (default: what the file looks like)",
+    )
+    group.add_argument(
+        "--block-size", type=int, metavar="N", help="tokens of one block id (default: what the format has)"
+    )
+    group.add_argument(
+        "--time-unit", metavar="UNIT", help=f"unit of times: {', '.join(UNITS)} (default: what the format has)"
+    )
+    group.add_argument(
+        "--ids",
+        metavar="KIND",
+        help="what a block id names: chained (all up to its block) or content (its block alone); default: what the format has",
+    )
+    group.add_argument(
+        "--column",
+        action="append",
+        default=[],
+        metavar="FIELD=NAME",
+        help=f"what a field or column is called in the file; may be repeated; fields: {', '.join(FIELDS)}",
+    )
+    group.add_argument(
+        "--tokenizer",
+        metavar="PATH",
+        help="tokenizer.json for traces with texts, or its folder (needs kvlb[tokenizers])",
+    )
+    group.add_argument(
+        "--rate",
+        type=float,
+        default=DEFAULTS.rate,
+        metavar="R",
+        help="requests a second, for files without times (default: 1)",
+    )
+    group.add_argument(
+        "--pause",
+        type=float,
+        default=DEFAULTS.pause,
+        metavar="S",
+        help="seconds from an answer to the next turn, for conversations without times (default: 10)",
+    )
+    group.add_argument("--strict", action="store_true", help="end at the first line that cannot be read")
+
+
+def reading_options(args: argparse.Namespace) -> ReadingOptions:
+    """What these flags say.
+
+    Raises:
+        ConfigError: one of them cannot be used.
+    """
+    columns = {}
+    for each in args.column:
+        field, is_given, name = each.partition("=")
+        if not (is_given and name):
+            raise ConfigError(f"--column: {each!r} names no column; give FIELD=NAME")
+        columns[field] = name
+    if args.ids not in (None, "chained", "content"):
+        raise ConfigError(f"--ids: {args.ids!r} is unknown; use chained or content")
+    return ReadingOptions(
+        format=args.format,
+        block_size=args.block_size,
+        time_unit=args.time_unit,
+        chained=None if args.ids is None else args.ids == "chained",
+        columns=columns,
+        tokenizer=args.tokenizer,
+        rate=args.rate,
+        pause=args.pause,
+        strict=args.strict,
+    )
