@@ -21,7 +21,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
         help=f"format of the trace: {', '.join(formats.names())} (default: what the file looks like)",
     )
     group.add_argument(
-        "--block-size", type=int, metavar="N", help="tokens of one block id (default: what the format has)"
+        "--trace-block-size", type=int, metavar="N", help="tokens of one block id (default: what the format has)"
     )
     group.add_argument(
         "--time-unit", metavar="UNIT", help=f"unit of times: {', '.join(UNITS)} (default: what the format has)"
@@ -44,7 +44,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
         help="tokenizer.json for traces with texts, or its folder (needs kvlb[tokenizers])",
     )
     group.add_argument(
-        "--rate",
+        "--trace-rate",
         type=float,
         default=DEFAULTS.rate,
         metavar="R",
@@ -76,12 +76,12 @@ def reading_options(args: argparse.Namespace) -> ReadingOptions:
         raise ConfigError(f"--ids: {args.ids!r} is unknown; use chained or content")
     return ReadingOptions(
         format=args.format,
-        block_size=args.block_size,
+        block_size=args.trace_block_size,
         time_unit=args.time_unit,
         chained=None if args.ids is None else args.ids == "chained",
         columns=columns,
         tokenizer=args.tokenizer,
-        rate=args.rate,
+        rate=args.trace_rate,
         pause=args.pause,
         strict=args.strict,
     )

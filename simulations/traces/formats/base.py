@@ -50,14 +50,14 @@ class ReadingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.block_size is not None and not 1 <= self.block_size <= 1 << 20:
-            raise ConfigError(f"--block-size: {self.block_size} is no block's size; give tokens from 1 to {1 << 20}")
+            raise ConfigError(f"--trace-block-size: {self.block_size} is no block's size; give tokens from 1 to {1 << 20}")
         if self.time_unit is not None and self.time_unit not in UNITS:
             raise ConfigError(f"--time-unit: there is no {self.time_unit!r}; there are: {', '.join(UNITS)}")
         for name in self.columns:
             if name not in FIELDS:
                 raise ConfigError(f"--column: there is no field {name!r}; there are: {', '.join(FIELDS)}")
         if not 0 < self.rate < float("inf"):
-            raise ConfigError(f"--rate: must be above 0 requests a second, got {self.rate}")
+            raise ConfigError(f"--trace-rate: must be above 0 requests a second, got {self.rate}")
         if not 0 <= self.pause < float("inf"):
             raise ConfigError(f"--pause: must be 0 seconds or more, got {self.pause}")
 

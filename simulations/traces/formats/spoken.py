@@ -64,7 +64,7 @@ class Scribe:
             desk.note(CHAT_LAYOUT)
         if self.undated:
             desk.note(
-                f"{counted(self.undated, 'request')} had no time; they come by chance, {self._rate:g} a second (--rate)"
+                f"{counted(self.undated, 'request')} had no time; they come by chance, {self._rate:g} a second (--trace-rate)"
             )
         if self.unanswered:
             desk.note(

@@ -197,7 +197,7 @@ def test_sharegpt(read_text: Read) -> None:
         assert set(trace.blocks[second]) >= set(trace.blocks[first][:-1])
         assert trace.inputs[second] > trace.inputs[first] + trace.outputs[first]
         assert trace.pauses[second] == 3.0
-        assert "--rate" in reading.text()
+        assert "--trace-rate" in reading.text()
         assert "1 conversations have no answer" in reading.text()
         assert "quick" not in reading.text()
 
