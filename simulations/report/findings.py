@@ -1,0 +1,119 @@
+"""What the figures say, in plain words: is cache-aware routing needed, how much cache, how many replicas.
+
+Knows cells, bounds, and the sentences that may be said of them. Never says more than the runs show: what was run once has no
+known uncertainty, and what was not run is said to be missing.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from simulations.report.comparison import Cell, base, cells, is_faster, kind_name, ranked
+from simulations.report.figures import percent, points, times
+from simulations.report.finding import COSTLY, REFUSED, Certainty, Finding, against, mean, of_a_hundred, sureness
+from simulations.report.result import Result
+from simulations.report.sizing import cache, fleet
+
+if TYPE_CHECKING:
+    from simulations.report.document import BoundFacts
+
+LITTLE: Final = 0.05
+"""Where less than this share of prompt tokens came before, no cache is worth much."""
+
+NOTICED: Final = 1.1
+"""A ratio of times below this is a small one."""
+
+
+def find(
+    has_blocks: bool,
+    bounds: "BoundFacts | None",
+    results: Sequence[Result],
+    *,
+    ttft_target: float | None,
+    blind: frozenset[str],
+    sticky: frozenset[str],
+) -> list[Finding]:
+    """The findings of a report, in order: where tokens came from, routing, cache, replicas."""
+    every = cells(results)
+    served = [cell for cell in ranked(base(every)) if cell.served]
+    if not served:
+        answer = "Every request was refused." if results else "There is not one run."
+        return [Finding("tokens", "What came of it?", "Nothing", answer, [], Certainty.UNKNOWN)]
+    best = served[0]
+    found = [_tokens(best, bounds)]
+    if has_blocks:
+        found += [_routing(served, bounds, blind, sticky), cache(best, every, bounds)]
+    else:
+        answer = "This trace tells how long prompts are, and not what they have in common."
+        remedy = "Record the block hashes of prompts, or take a public trace that has them."
+        found.append(
+            Finding("routing", "Do I need cache-aware routing?", "Not known", answer, [remedy], Certainty.UNKNOWN)
+        )
+    found.append(fleet(best, every, bounds, ttft_target))
+    return found
+
+
+def _tokens(best: Cell, bounds: "BoundFacts | None") -> Finding:
+    first, in_flight, elsewhere, evicted = map(of_a_hundred, best.misses)
+    answer = (
+        f"Of 100 prompt tokens under {best.policy}, {of_a_hundred(best.hit.mean)} came from a cache, and {first} nobody had "
+        f"computed before. {evicted} had been evicted (the cache), {elsewhere} lay on another replica (the routing), and "
+        f"{in_flight} were just being computed (the timing)."
+    )
+    because = []
+    verdict = f"{percent(best.hit.mean)} from a cache"
+    if bounds is not None:
+        verdict += f", of {percent(bounds.infinite)} that can be had"
+        because.append(f"A cache that forgets nothing would have had {percent(bounds.infinite)} of all prompt tokens.")
+    if best.refused:
+        because.append(f"{percent(best.refused)} of requests were refused, and count in no other figure.")
+    because.append(sureness([best]))
+    return Finding("tokens", "Where do prompt tokens come from?", verdict, answer, because, Certainty.MEASURED)
+
+
+def _routing(served: list[Cell], bounds: "BoundFacts | None", blind: frozenset[str], sticky: frozenset[str]) -> Finding:
+    def finding(verdict: str, answer: str, because: list[str], certainty: Certainty = Certainty.MEASURED) -> Finding:
+        return Finding("routing", "Do I need cache-aware routing?", verdict, answer, because, certainty)
+
+    best = served[0]
+    without = [cell for cell in served if kind_name(cell.policy) in blind]
+    sticking = [cell for cell in served if kind_name(cell.policy) in sticky]
+    aware = [cell for cell in served if kind_name(cell.policy) not in blind | sticky]
+    lost = f"Under {best.policy} routing costs {points(best.elsewhere)} of hit: tokens that another replica held."
+    if bounds is not None and bounds.infinite < LITTLE:
+        answer = (
+            f"Prompts have little in common: the largest cache would save {percent(bounds.infinite)} of their tokens."
+        )
+        return finding("No", answer, [lost, sureness(served)])
+    if not without or not (aware or sticking):
+        missing = (
+            "that looks at load alone, such as round_robin" if not without else "that knows caches, such as cache_aware"
+        )
+        return finding("Not known", f"No policy {missing}, was run.", [lost], Certainty.UNKNOWN)
+    plain, chosen = without[0], next(cell for cell in served if kind_name(cell.policy) not in blind)
+    others = [cell for cell in without[1:] if kind_name(cell.policy) == "round_robin"]
+    if sticking and sticking[0] is not chosen:
+        others.append(sticking[0])
+    because = [*(against(chosen, cell) for cell in [plain, *others]), lost, sureness(served)]
+    spared = plain.refused - chosen.refused > REFUSED
+    if not is_faster(chosen, plain) and not spared:
+        answer = (
+            f"{plain.policy} is as good here: {mean(plain)} to the first token, {mean(chosen)} with {chosen.policy}."
+        )
+        more = chosen.hit.mean - plain.hit.mean
+        if more > COSTLY:
+            answer += f" The {points(more)} of hit that {chosen.policy} has more, nobody notices at this load."
+        return finding("No", answer, because)
+    ratio = plain.ttft_mean.mean / chosen.ttft_mean.mean if chosen.ttft_mean.mean else math.inf
+    if spared:
+        gain = f"refuses {percent(plain.refused)} of requests, {chosen.policy} {percent(chosen.refused)}"
+    elif NOTICED <= ratio < math.inf:
+        gain = f"takes {times(ratio)} as long to the first token as {chosen.policy} ({mean(plain)} and {mean(chosen)})"
+    else:
+        gain = f"takes {mean(plain)} to the first token, {chosen.policy} {mean(chosen)}"
+    gain = f"{plain.policy}, the best that looks at load alone, {gain}."
+    enough = next((cell for cell in sticking if not aware or not is_faster(aware[0], cell)), None)
+    if enough is not None and enough.refused <= chosen.refused + REFUSED:
+        and_none = "is the best of all" if enough is chosen else f"is as good ({mean(enough)})"
+        return finding("Affinity is enough", f"{gain} {enough.policy} {and_none}, and needs to know no cache.", because)
+    return finding("Yes" if spared or ratio >= NOTICED else "It helps a little", gain, because)

@@ -1,0 +1,145 @@
+"""What is kept of a run: its figures, and its course in a fixed number of steps.
+
+Knows ``Run`` and how to make it small; a run's columns may go once this is made. Never knows other runs, or how anything is
+shown.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from simulations.results import REFUSED, Misses, Run, Summary, quantile, summarise
+
+BINS: Final = 60
+"""Steps of time that a run is shown in."""
+
+ROWS: Final = 64
+"""Of a larger fleet, neighbours share a row."""
+
+SHARES: Final = (*(at / 100 for at in range(100)), 0.995, 0.999, 0.9999)
+"""The quantiles that stand for a distribution."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One run, made small.
+
+    Attributes:
+        policy, seed, replicas, settings: as in the run.
+        cache_tokens: what one replica's cache holds, where it is known.
+        summary, misses: its figures.
+        tokens: prompt tokens of requests that were served.
+        bin_seconds: length of a step.
+        hit_by_time: by step of arrival, the share of prompt tokens that came from a cache; None where nothing came.
+        ceiling_by_time: what a cache that forgets nothing would have had of them; empty where nobody says.
+        ttfts: seconds, at ``SHARES``; empty where nothing was served.
+        prompt_busy: the share of the time that a replica had prompts to compute: somebody waited there for the first token.
+        busy_by_time: the same by row of replicas and step.
+        rows: how many replicas share a row; the last may have fewer.
+    """
+
+    policy: str
+    seed: int
+    replicas: int
+    settings: dict[str, str | int | float | bool | None]
+    cache_tokens: int | None
+    summary: Summary
+    misses: Misses
+    tokens: int
+    bin_seconds: float
+    hit_by_time: list[float | None]
+    ceiling_by_time: list[float | None]
+    ttfts: list[float]
+    prompt_busy: float
+    busy_by_time: list[list[float]]
+    rows: int
+
+
+def result_of(run: Run, *, cache_tokens: int | None = None, infinite: Sequence[int] | None = None) -> Result:
+    """A run made small.
+
+    ``cache_tokens`` of one replica; ``infinite`` by request, in the run's order, the prompt tokens that had come before
+    (``Bounds.infinite_by_request``).
+    """
+    served = [at for at, replica in enumerate(run.chosen) if replica != REFUSED]
+    width = _width(run)
+    ttfts = sorted([run.ttfts[at] for at in served])
+    rows = -(-run.replicas // ROWS) if run.replicas else 1
+    busy = _busy(run, served)
+    waited = sum([end - begin for spans in busy for begin, end in spans])
+    return Result(
+        policy=run.policy,
+        seed=run.seed,
+        replicas=run.replicas,
+        settings=run.settings,
+        cache_tokens=cache_tokens,
+        summary=summarise(run),
+        misses=run.misses,
+        tokens=sum([run.inputs[at] for at in served]),
+        bin_seconds=width,
+        hit_by_time=_shares(run, run.hits, served, width),
+        ceiling_by_time=[] if infinite is None else _shares(run, infinite, served, width),
+        ttfts=[_short(quantile(ttfts, share)) for share in SHARES] if ttfts else [],
+        prompt_busy=min(1.0, waited / (BINS * width * run.replicas)) if width > 0 and run.replicas else 0.0,
+        busy_by_time=_grid(busy, width, rows),
+        rows=rows,
+    )
+
+
+def _short(value: float) -> float:
+    """Six digits: more would make the document large, and mean nothing."""
+    return float(f"{value:.6g}")
+
+
+def _width(run: Run) -> float:
+    last = max([run.seconds, *(arrival for arrival in run.arrivals)], default=0.0)
+    return last / BINS
+
+
+def _bin(seconds: float, width: float) -> int:
+    return min(BINS - 1, int(seconds / width)) if width > 0 else 0
+
+
+def _shares(run: Run, tokens: Sequence[int], served: list[int], width: float) -> list[float | None]:
+    had, asked = [0] * BINS, [0] * BINS
+    for at in served:
+        step = _bin(run.arrivals[at], width)
+        had[step] += tokens[at]
+        asked[step] += run.inputs[at]
+    return [_short(some / all_) if all_ else None for some, all_ in zip(had, asked, strict=True)]
+
+
+def _busy(run: Run, served: list[int]) -> list[list[tuple[float, float]]]:
+    """By replica, from when to when somebody waited for the first token; in order, and none meets the next."""
+    waits: list[list[tuple[float, float]]] = [[] for _ in range(run.replicas)]
+    for at in served:
+        waits[run.chosen[at]].append((run.arrivals[at], run.arrivals[at] + run.ttfts[at]))
+    busy = []
+    for some in waits:
+        some.sort()
+        joined: list[tuple[float, float]] = []
+        for begin, end in some:
+            if joined and begin <= joined[-1][1]:
+                joined[-1] = joined[-1][0], max(joined[-1][1], end)
+            else:
+                joined.append((begin, end))
+        busy.append(joined)
+    return busy
+
+
+def _grid(busy: list[list[tuple[float, float]]], width: float, rows: int) -> list[list[float]]:
+    grid = [array("d", bytes(8 * BINS)) for _ in range(-(-len(busy) // rows))]
+    for replica, spans in enumerate(busy):
+        row = grid[replica // rows]
+        for begin, end in spans:
+            for step in range(_bin(begin, width), _bin(end, width) + 1):
+                low = begin if begin > step * width else step * width
+                high = end if end < (step + 1) * width else (step + 1) * width
+                if high > low:
+                    row[step] += high - low
+    sizes = [min(rows, len(busy) - rows * at) * width for at in range(len(grid))]
+    return [
+        [round(min(1.0, each / size), 4) if size else 0.0 for each in row]
+        for row, size in zip(grid, sizes, strict=True)
+    ]

@@ -1,0 +1,200 @@
+"""How much cache, and how many replicas.
+
+Knows the best cell, those that differ from it in one thing, and the bounds. Never says more than the runs show: what is worked
+out and was not run is called an estimate.
+"""
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from simulations.report.comparison import HIT_TIES, Cell, alike, cache_settings, is_faster
+from simulations.report.figures import count, duration, percent, points
+from simulations.report.finding import (
+    COSTLY,
+    REFUSED,
+    Certainty,
+    Finding,
+    mean,
+    of_replicas,
+    of_size,
+    p95,
+    replicas,
+    sureness,
+)
+
+if TYPE_CHECKING:
+    from simulations.report.document import BoundFacts
+
+BUSY: Final = 0.7
+"""How busy with prompts a fleet may be for queues to stay short: at 70 %, M/D/1 waits 1.2 times the time of service."""
+
+FULL: Final = 0.9
+"""Busier than this, queues are long whenever more than the usual comes."""
+
+STEP: Final = 0.8
+"""A step to more replicas is worth it where it leaves at most this share of the 95th percentile."""
+
+PLACES: Final = (0.9, 0.99)
+"""How much of what can be had counts as most of it, and as all of it."""
+
+
+def cache(best: Cell, every: list[Cell], bounds: "BoundFacts | None") -> Finding:
+    def finding(verdict: str, answer: str, certainty: Certainty, *compared: Cell) -> Finding:
+        return Finding("cache", "How much cache?", verdict, answer, [*because, sureness([best, *compared])], certainty)
+
+    pool, size = best.fleet.pool_tokens, best.fleet.cache_tokens
+    because = [f"Under {best.policy}, eviction costs {points(best.evicted)} of hit, routing {points(best.elsewhere)}."]
+    tried = sorted(
+        (cell for cell in alike(best, every, "cache_tokens", *cache_settings(every)) if cell.served),
+        key=lambda cell: cell.fleet.cache_tokens or 0,
+    )
+    if size is not None and len(tried) > 1:
+        because.append("By cache per replica: " + "; ".join(map(of_size, tried)) + ".")
+    if bounds is not None and pool is not None:
+        because += _of_curve(bounds, pool)
+    if best.evicted < COSTLY:
+        spare = None if size is None else _smallest(tried, best, size)
+        answer = f"Eviction costs {points(best.evicted)} of hit, and more cache could bring no more than that."
+        if spare is not None:
+            answer += f" {count(spare.fleet.cache_tokens or 0)} tokens per replica do as well."
+            return finding("Less would do", answer, Certainty.MEASURED, spare)
+        return finding("Enough as it is", answer, Certainty.MEASURED)
+    weighed = f"Eviction costs {points(best.evicted)} of hit, routing {points(best.elsewhere)}."
+    if size is None or pool is None:
+        return finding("More would help", weighed, Certainty.MEASURED)
+    larger = next((cell for cell in tried if (cell.fleet.cache_tokens or 0) >= 2 * size), None)
+    if larger is not None:
+        gained = larger.hit.mean - best.hit.mean
+        answer = (
+            f"{weighed} {count(larger.fleet.cache_tokens or 0)} tokens per replica instead of {count(size)} bring "
+            f"{points(max(0.0, gained))} of it back, and first tokens come in {mean(larger)} instead of {mean(best)}."
+        )
+        return finding(
+            "More would pay" if is_faster(larger, best) else "More would not pay", answer, Certainty.MEASURED, larger
+        )
+    if bounds is None:
+        return finding("More would help", weighed, Certainty.MEASURED)
+    gained = max(0.0, min(best.evicted, _lru(bounds, 2 * pool) - _lru(bounds, pool)))
+    answer = f"{weighed} Twice the cache should bring about {points(gained)} of it back, and"
+    answer += f" leave {percent(gained / max(1e-9, 1 - best.hit.mean))} less to compute."
+    if gained < COSTLY:
+        return finding("Twice is not enough", answer, Certainty.ESTIMATE)
+    if gained > best.elsewhere and best.prompt_busy > BUSY:
+        answer += " Double it before you add replicas."
+    return finding("More would pay", answer, Certainty.ESTIMATE)
+
+
+def _of_curve(bounds: "BoundFacts", pool: int) -> list[str]:
+    """What one cache would hit, of this size and of others."""
+    now = _lru(bounds, pool)
+    lines = [
+        f"One LRU cache as large as all of them together ({count(pool)} tokens) would hit {percent(now)}, one twice as large "
+        f"{percent(_lru(bounds, 2 * pool))}, and one that forgets nothing {percent(bounds.infinite)}."
+    ]
+    exact = next((each for each in bounds.pools if each.tokens == pool), None)
+    if exact is not None and exact.belady - now > COSTLY:
+        lines.append(
+            f"Of what LRU misses, {points(exact.belady - now)} are the order of eviction: one that knew the future would hit "
+            f"{percent(exact.belady)} with the same cache."
+        )
+    curve = list(zip(bounds.curve_tokens, bounds.curve_hits, strict=True))
+    known = []
+    for place in PLACES:
+        size = next((size for size, hit in curve if hit >= place * bounds.infinite), None)
+        if size is not None:
+            known.append(f"{count(size)} tokens for {100 * place:.0f} %")
+    if known and bounds.infinite:
+        lines.append(f"Of what can be had, one LRU cache needs {' and '.join(known)}.")
+    return lines
+
+
+def _smallest(tried: list[Cell], best: Cell, size: int) -> Cell | None:
+    """The smallest cache that was run and does as well as this one, where it is at most half of it."""
+    for cell in tried:
+        if 2 * (cell.fleet.cache_tokens or 0) > size:
+            return None
+        if (
+            not is_faster(best, cell)
+            and cell.hit.mean >= best.hit.mean - HIT_TIES
+            and cell.refused <= best.refused + REFUSED
+        ):
+            return cell
+    return None
+
+
+def _lru(bounds: "BoundFacts", tokens: int) -> float:
+    """The curve at a size, straight between its points on a log axis."""
+    for pool in bounds.pools:
+        if pool.tokens == tokens:
+            return pool.lru
+    sizes, hits = bounds.curve_tokens, bounds.curve_hits
+    if not sizes or tokens <= 0:
+        return 0.0
+    if tokens >= sizes[-1]:
+        return bounds.infinite
+    if tokens <= sizes[0]:
+        return hits[0] * tokens / sizes[0]
+    after = next(at for at, size in enumerate(sizes) if size >= tokens)
+    low, high = sizes[after - 1], sizes[after]
+    way = math.log(tokens / low) / math.log(high / low)
+    return hits[after - 1] + way * (hits[after] - hits[after - 1])
+
+
+def fleet(best: Cell, every: list[Cell], bounds: "BoundFacts | None", target: float | None) -> Finding:
+    def finding(verdict: str, answer: str, certainty: Certainty = Certainty.MEASURED) -> Finding:
+        return Finding("replicas", "How many replicas?", verdict, answer, [*because, sureness(tried)], certainty)
+
+    tried = sorted(
+        (cell for cell in alike(best, every, "replicas") if cell.served), key=lambda cell: cell.fleet.replicas
+    )
+    have = best.fleet.replicas
+    needed = max(1, math.ceil(have * best.prompt_busy / BUSY - 1e-9))
+    because = [
+        f"With {replicas(have)}, prompts keep each busy {percent(best.prompt_busy)} of the time. At most {100 * BUSY:.0f} % "
+        f"would be {replicas(needed)}, if hits stayed as they are; the busier, the longer queues get, and bursts cost more."
+    ]
+    if len(tried) > 1:
+        because.insert(0, f"95 % of first tokens come within {', '.join(map(of_replicas, tried))}.")
+    room = bounds.infinite - best.hit.mean if bounds is not None else 0.0
+    if bounds is not None and room > COSTLY and best.prompt_busy > BUSY:
+        least = max(1, math.ceil(have * best.prompt_busy * (1 - room / (1 - best.hit.mean)) / BUSY - 1e-9))
+        because.append(f"With every hit that can be had ({percent(bounds.infinite)}) it would be {replicas(least)}.")
+    because.append("This is about prompts alone: how many answers run at once may ask for more.")
+    if target is not None:
+        good = next((cell for cell in tried if cell.ttft_p95.mean <= target and cell.refused <= REFUSED), None)
+        goal = f"95 % of first tokens within {duration(target)}"
+        if good is None:
+            most = tried[-1]
+            answer = f"{goal[0].upper()}{goal[1:]} is not reached with {most.fleet.replicas}: it takes {p95(most)}."
+            return finding(f"More than {most.fleet.replicas}", answer)
+        fewest = " Fewer were not tried." if good is tried[0] and good.fleet.replicas > 1 else ""
+        return finding(
+            str(good.fleet.replicas), f"The fewest of those tried with {goal}: it takes {p95(good)}.{fewest}"
+        )
+    if len(tried) > 1:
+        kept = tried[-1]
+        for fewer, more in zip(reversed(tried[:-1]), reversed(tried[1:]), strict=True):
+            if fewer.refused > more.refused + REFUSED or more.ttft_p95.mean < STEP * fewer.ttft_p95.mean:
+                break
+            kept = fewer
+        if kept is tried[-1]:
+            answer = "Each step that was tried made first tokens quicker by a fifth or more; more were not tried."
+            return finding(f"{kept.fleet.replicas} or more", answer)
+        worse = tried[tried.index(kept) - 1] if kept is not tried[0] else None
+        then = tried[tried.index(kept) + 1]
+        answer = f"95 % of first tokens come within {p95(kept)}; {then.fleet.replicas} replicas make that {p95(then)}"
+        answer += "." if worse is None else f", {worse.fleet.replicas} make it {p95(worse)}."
+        return finding(str(kept.fleet.replicas), answer)
+    if best.prompt_busy >= FULL:
+        answer = f"{replicas(have)} are {percent(best.prompt_busy)} busy with prompts: it would take about {needed}."
+        return finding(f"More than {have}", answer, Certainty.ESTIMATE)
+    if needed > have:
+        answer = f"{replicas(have)} carry it, with long queues in bursts; about {needed} would leave room."
+        return finding(f"About {needed}", answer, Certainty.ESTIMATE)
+    if needed < have:
+        answer = (
+            f"{have} have time to spare. {replicas(needed)} could do the work, if first tokens may come later: now 95 % come "
+            f"within {p95(best)}."
+        )
+        return finding(f"About {needed} could do", answer, Certainty.ESTIMATE)
+    return finding(f"About {have}, as it is", f"95 % of first tokens come within {p95(best)}.", Certainty.ESTIMATE)

@@ -1,0 +1,163 @@
+"""The report for a terminal.
+
+Knows how wide it is, and whether it has colours. Never knows files or streams: it gives text, one block after the other, no
+line of which is wider than asked.
+"""
+
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from simulations.report.comparison import Cell, Fleet, base, cells, ranked, varied_settings
+from simulations.report.document import BoundFacts, Document
+from simulations.report.figures import count, duration, percent, seconds
+from simulations.report.finding import Certainty
+
+NAME: Final = 34
+"""Names longer than this are cut."""
+
+BOLD: Final = "\x1b[1m"
+DIM: Final = "\x1b[2m"
+PLAIN: Final = "\x1b[0m"
+
+
+class Column(msgspec.Struct, frozen=True):
+    head: str
+    show: Callable[[Cell], str]
+
+
+def _mean(figure: Callable[[Cell], float]) -> Callable[[Cell], str]:
+    return lambda cell: seconds(figure(cell)) if cell.served else "-"
+
+
+def _over(name: str) -> Callable[[Cell], float]:
+    def mean(cell: Cell) -> float:
+        values = [getattr(each.summary, name) for each in cell.results if each.summary.requests > each.summary.refused]
+        return float(sum(values) / len(values)) if values else 0.0
+
+    return mean
+
+
+def _share(at: int) -> Callable[[Cell], str]:
+    return lambda cell: percent(cell.misses[at]) if cell.served else "-"
+
+
+COLUMNS: Final = (
+    Column("hit", lambda cell: percent(cell.hit.mean) if cell.served else "-"),
+    Column("TTFT mean", _mean(lambda cell: cell.ttft_mean.mean)),
+    Column("p50", _mean(_over("ttft_p50"))),
+    Column("p95", _mean(lambda cell: cell.ttft_p95.mean)),
+    Column("p99", _mean(_over("ttft_p99"))),
+    Column("spread", _mean(_over("spread"))),
+    Column("refused", lambda cell: percent(cell.refused) if cell.refused else "0"),
+    Column("evicted", _share(3)),
+    Column("elsewhere", _share(2)),
+    Column("in flight", _share(1)),
+    Column("first time", _share(0)),
+)
+
+
+def table(report: Document, *, width: int = 100, colour: bool = False) -> str:
+    """Facts, one table for each fleet with the bounds beneath it, and the findings.
+
+    Times in seconds; of several seeds, means, and ± half of the 95 % interval for the mean time to the first token.
+    """
+    facts = report.trace
+    blocks = [
+        f"{_safe(facts.name)}: {facts.requests:,} requests in {duration(facts.seconds)}, {count(facts.input_tokens)} prompt "
+        f"tokens, {count(facts.output_tokens)} answered"
+    ]
+    every = cells(report.results)
+    first = base(every)
+    fleets = list(dict.fromkeys([*(cell.fleet for cell in first), *(cell.fleet for cell in every)]))
+    blocks += [_fleet_block(every, fleet, report.bounds, width, colour) for fleet in fleets]
+    for finding in report.findings:
+        mark = "" if finding.certainty is Certainty.MEASURED else f" ({finding.certainty.value})"
+        head = _wrapped(f"{finding.question} {finding.verdict}{mark}", width)
+        blocks.append(_paint(head, BOLD, colour) + "\n" + _wrapped(finding.answer, width))
+    return "\n\n".join("\n".join(_folded(line, width) for line in block.split("\n")) for block in blocks) + "\n"
+
+
+def _fleet_block(every: Sequence[Cell], fleet: Fleet, bounds: BoundFacts | None, width: int, colour: bool) -> str:
+    some = [cell for cell in every if cell.fleet == fleet]
+    head = f"{fleet.replicas} replica{'' if fleet.replicas == 1 else 's'}"
+    if fleet.cache_tokens is not None:
+        head += f" with {count(fleet.cache_tokens)} tokens of cache each"
+    names = varied_settings([result for cell in every for result in cell.results])
+    varied = [
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in fleet.settings
+        if name in names
+    ]
+    if varied:
+        head += " (" + ", ".join(map(_safe, varied)) + ")"
+    seeds = max(cell.seeds for cell in some)
+    if seeds > 1:
+        head += f", means over {seeds} seeds"
+    ordered = ranked(some)
+    rows = [[_safe(cell.policy), *(column.show(cell) for column in COLUMNS)] for cell in ordered]
+    if seeds > 1:
+        for row, cell in zip(rows, ordered, strict=True):
+            half = (cell.ttft_mean.high - cell.ttft_mean.low) / 2
+            row[2] += f" ±{seconds(half)}" if half > 0 else ""
+    ends = len(rows)
+    if bounds is not None:
+        pool = next((each for each in bounds.pools if each.tokens == fleet.pool_tokens), None)
+        known = [("one LRU cache of that size", pool.lru), ("… that knows the future", pool.belady)] if pool else []
+        rows += [[name, percent(hit)] for name, hit in [*known, ("nothing forgotten", bounds.infinite)]]
+    return (
+        _wrapped(head, width)
+        + "\n"
+        + _grid(["policy", *(column.head for column in COLUMNS)], rows, ends, width, colour)
+    )
+
+
+def _grid(head: list[str], rows: list[list[str]], ends: int, width: int, colour: bool) -> str:
+    """Columns side by side, as many as fit; those that are left over come below, with the names again."""
+    names = [_cut(row[0], min(NAME, max(8, width - 12))) for row in rows]
+    room = max(len(each) for each in [head[0], *names])
+    wide = [max([len(head[at]), *(len(row[at]) for row in rows if at < len(row))]) for at in range(len(head))]
+    groups: list[list[int]] = [[]]
+    used = room
+    for at in range(1, len(head)):
+        if used + 2 + wide[at] > width and groups[-1]:
+            groups.append([])
+            used = room
+        groups[-1].append(at)
+        used += 2 + wide[at]
+    lines = []
+    for number, group in enumerate(groups):
+        if number:
+            lines.append("")
+        lines.append(_paint("  ".join([head[0].ljust(room), *(head[at].rjust(wide[at]) for at in group)]), DIM, colour))
+        for place, row in enumerate(rows):
+            values = [(row[at] if at < len(row) else "").rjust(wide[at]) for at in group]
+            if place >= ends and not any(value.strip() for value in values):
+                continue
+            line = "  ".join([names[place].ljust(room), *values]).rstrip()
+            lines.append(_paint(line, BOLD if place == 0 < ends else DIM if place >= ends else "", colour))
+    return "\n".join(lines)
+
+
+def _paint(words: str, how: str, colour: bool) -> str:
+    return f"{how}{words}{PLAIN}" if colour and how else words
+
+
+def _wrapped(words: str, width: int) -> str:
+    return "\n".join(textwrap.wrap(_safe(words), max(20, width), break_on_hyphens=False))
+
+
+def _folded(line: str, width: int) -> str:
+    """Prose that is still too wide; lines with colours were made to fit before."""
+    return line if len(line) <= width or "\x1b" in line or "  " in line else _wrapped(line, width)
+
+
+def _cut(words: str, width: int) -> str:
+    return words if len(words) <= width else words[: width - 1] + "…"
+
+
+def _safe(words: str) -> str:
+    """Names come from files: nothing in them may speak to the terminal."""
+    return "".join(each if each.isprintable() else "?" for each in words)

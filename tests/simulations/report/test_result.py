@@ -1,0 +1,75 @@
+from array import array
+
+import msgspec
+import pytest
+
+from simulations.report.result import BINS, ROWS, SHARES, result_of
+from simulations.results import REFUSED
+from tests.support.runs import run
+
+
+def test_figures_of_a_run_stay_and_its_columns_go() -> None:
+    made = result_of(run(hit=0.25, ttft=2.0), cache_tokens=640)
+    assert (made.policy, made.seed, made.replicas, made.cache_tokens) == ("cache_aware", 1, 4, 640)
+    assert made.summary.hit == pytest.approx(0.25, abs=0.001)
+    assert len(made.ttfts) == len(SHARES)
+    assert made.ttfts == sorted(made.ttfts)
+    assert made.ttfts[50] == pytest.approx(made.summary.ttft_p50, rel=1e-5)
+
+
+def test_hits_are_by_time_of_arrival() -> None:
+    made = result_of(run(requests=60, hit=0.5, step=1.0))
+    assert made.bin_seconds == 1.0
+    assert len(made.hit_by_time) == BINS
+    assert all(share == pytest.approx(0.5, abs=0.01) for share in made.hit_by_time)
+
+
+def test_steps_in_which_nothing_came_have_no_hit() -> None:
+    made = result_of(run(requests=3, step=20.0))
+    assert [at for at, share in enumerate(made.hit_by_time) if share is not None] == [0, 20, 40]
+
+
+def test_the_ceiling_takes_the_same_requests() -> None:
+    some = run(requests=60, hit=0.5)
+    made = result_of(some, infinite=some.inputs)
+    assert made.ceiling_by_time == [1.0] * BINS
+    assert result_of(some).ceiling_by_time == []
+
+
+def test_a_replica_is_busy_while_somebody_waits_for_the_first_token() -> None:
+    some = run(requests=4, replicas=2, step=15.0)  # from 0 to 60 s, a second a step
+    chosen, ttfts = array("q", [0, 0, 1, REFUSED]), array("d", [20.0, 10.0, 7.5, 0.0])
+    made = result_of(msgspec.structs.replace(some, chosen=chosen, ttfts=ttfts))
+    first, second = made.busy_by_time
+    assert first == [1.0] * 25 + [0.0] * 35  # the second came while the first was waiting
+    assert second == [0.0] * 30 + [1.0] * 7 + [0.5] + [0.0] * 22
+    assert made.prompt_busy == (25 + 7.5) / 120
+
+
+def test_large_fleets_share_rows() -> None:
+    made = result_of(run(replicas=500))
+    assert made.rows == 8
+    assert len(made.busy_by_time) == 63 <= ROWS
+    assert result_of(run(replicas=64)).rows == 1
+
+
+@pytest.mark.parametrize("requests", [0, 1])
+def test_runs_of_little_are_runs(requests: int) -> None:
+    made = result_of(run(requests=requests))
+    assert made.summary.requests == requests
+    assert len(made.ttfts) == (len(SHARES) if requests else 0)
+
+
+def test_runs_of_no_time_have_no_steps() -> None:
+    made = result_of(run(step=0.0, ttft=0.0))
+    assert made.bin_seconds == 0
+    assert made.hit_by_time[0] == pytest.approx(0.5, abs=0.01)
+    assert made.ttfts == [0.0] * len(SHARES)
+    assert set(map(max, made.busy_by_time)) == {0.0}
+
+
+def test_refused_requests_are_in_no_figure() -> None:
+    made = result_of(run(refused=1.0))
+    assert made.tokens == 0
+    assert made.ttfts == []
+    assert set(made.hit_by_time) == {None}

@@ -1,0 +1,99 @@
+import re
+
+import pytest
+
+from simulations.report.table import table
+from tests.support.runs import report, result
+
+MANY = [result(name, ttft=at + 1.0) for at, name in enumerate(("cache_aware", "least_load", "round_robin"))]
+
+
+def test_the_table_of_one_fleet() -> None:
+    made = report(result("cache_aware", ttft=1.0), result("round_robin", ttft=4.0, hit=0.3, refused=0.1))
+    assert (
+        table(made, width=128)
+        == """\
+made up: 200 requests in 199 s, 38.1 k prompt tokens, 2 k answered
+
+4 replicas with 640 tokens of cache each
+policy                         hit  TTFT mean    p50   p95   p99  spread  refused  evicted  elsewhere  in flight  first time
+cache_aware                 50.0 %      0.992  0.996  1.47  1.49    1.00        0    5.0 %      5.0 %      0.0 %      40.0 %
+round_robin                 30.0 %       4.01   4.04  5.87  5.98    1.00   12.0 %    5.0 %      5.0 %      0.0 %      60.0 %
+one LRU cache of that size  36.0 %
+… that knows the future     56.8 %
+nothing forgotten           66.4 %
+
+Where do prompt tokens come from? 50.0 % from a cache, of 66.4 % that can be had
+Of 100 prompt tokens under cache_aware, 50 came from a cache, and 40 nobody had computed before. 5.0 had been evicted (the
+cache), 5.0 lay on another replica (the routing), and 0 were just being computed (the timing).
+
+Do I need cache-aware routing? Yes
+round_robin, the best that looks at load alone, refuses 12.0 % of requests, cache_aware 0.0 %.
+
+How much cache? More would pay (estimate)
+Eviction costs 5 points of hit, routing 5 points. Twice the cache should bring about 5 points of it back, and leave 10.0 % less
+to compute.
+
+How many replicas? About 2 could do (estimate)
+4 have time to spare. 2 replicas could do the work, if first tokens may come later: now 95 % come within 1.47 s.
+"""
+    )
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 132])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    long = result("a_policy_with_a_long_name(and_a=1, few=2, settings=3)", ttft=0.5)
+    for report_ in (report(*MANY, long), report(), report(result(refused=1.0))):
+        lines = table(report_, width=width).split("\n")
+        assert [line for line in lines if len(line) > width] == []
+
+
+def test_columns_that_do_not_fit_come_below() -> None:
+    made = table(report(*MANY), width=60)
+    heads = re.findall(r"^policy .*$", made, re.M)
+    assert len(heads) > 1
+    assert " ".join(" ".join(head.split()[1:]) for head in heads).split() == (
+        "hit TTFT mean p50 p95 p99 spread refused evicted elsewhere in flight first time".split()
+    )
+
+
+def test_colours_only_where_they_are_asked_for() -> None:
+    assert "\x1b" not in table(report(*MANY))
+    painted = table(report(*MANY), colour=True)
+    assert "\x1b[1mcache_aware" in painted
+    assert re.sub(r"\x1b\[\d*m", "", painted) == table(report(*MANY))
+
+
+def test_names_cannot_speak_to_the_terminal() -> None:
+    made = table(
+        report(result("evil\x1b[2J\r\nname", settings={"x\x1b": "\x07"}), result("evil", settings={"x\x1b": "y"}))
+    )
+    assert set(filter(lambda each: not each.isprintable(), made)) == {"\n"}
+
+
+def test_each_fleet_has_a_table_with_what_is_different_about_it() -> None:
+    made = table(
+        report(
+            result(settings={"blocks": 40, "lag": 0.0}),
+            result(cache_tokens=1280, settings={"blocks": 80, "lag": 0.0}),
+            result(settings={"blocks": 40, "lag": 0.123456789}),
+        )
+    )
+    heads = re.findall(r"^4 replicas.*$", made, re.M)
+    assert heads == [
+        "4 replicas with 640 tokens of cache each (lag=0)",
+        "4 replicas with 1.28 k tokens of cache each (lag=0)",
+        "4 replicas with 640 tokens of cache each (lag=0.123457)",
+    ]
+
+
+def test_several_seeds_show_how_far_the_mean_may_be_off() -> None:
+    made = table(report(*(result(ttft=1 + at / 10, seed=at) for at in range(3))))
+    assert "means over 3 seeds" in made
+    assert re.search(r"cache_aware .* 1\.\d\d ±0\.\d{3} ", made)
+
+
+def test_who_served_nothing_has_no_figures() -> None:
+    assert re.search(
+        r"^cache_aware +- +- +- +- +- +- +100\.0 % +- +- +- +-$", table(report(result(refused=1.0)), width=140), re.M
+    )
