@@ -8,6 +8,7 @@ production, and no sooner. Time and chance come from the trace and the seed alon
 import heapq
 import random
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
@@ -420,10 +421,9 @@ class _Play:
 
     def _known(self, keys: Sequence[int], tokens: int) -> int:
         size, computed = self._settings.block_size, self._computed
-        for at in range((tokens - 1) // size):
-            if keys[at] not in computed:
-                return at * size
-        return (tokens - 1) // size * size
+        # Whoever has had a block has had all before it.
+        known = bisect_left(keys, 1, hi=(tokens - 1) // size, key=lambda each: each not in computed)
+        return known * size
 
     def _explain(self, request: int, sent: _Sent, cached: int) -> None:
         """Why what it did not hit had to be computed, as the gateway's candidates show it."""

@@ -68,7 +68,7 @@ def run_all(
     jobs: int | None = None,
     folder: Path | None = None,
     told: Callable[[int, int, float], None] = lambda done, of, seconds: None,
-    keep: Callable[[Run], T],
+    keep: Callable[[Case, Run], T],
 ) -> list[T]:
     """What ``keep`` makes of the runs of all cases, in their order.
 
@@ -88,12 +88,12 @@ def run_all(
     found: dict[int, T] = {}
     for at, case in enumerate(cases):
         if store is not None and (run := store.get(case)) is not None:
-            found[at] = keep(run)
+            found[at] = keep(case, run)
     if found:
         told(len(found), len(cases), 0.0)
     left = [at for at in range(len(cases)) if at not in found]
     for at, run in _played(trace, cases, left, min(jobs or _cores(), len(left))):
-        found[at] = keep(run)
+        found[at] = keep(cases[at], run)
         if store is not None:
             store.put(cases[at], run)
         told(len(found), len(cases), time.monotonic() - began)

@@ -1,7 +1,7 @@
 """A trace's ids as the keys of an engine's blocks.
 
-Knows ids, lengths and both block sizes. Never knows hashes: a key is an id and a place within its block, mixed, so that
-whatever reads keys finds numbers like a hash's. Equal prefixes have equal keys, and others different ones.
+Knows ids, lengths and both block sizes. Never knows hashes: a key is an id and a place within its block.
+Equal prefixes have equal keys, and others different ones.
 """
 
 from collections.abc import Sequence
@@ -9,9 +9,10 @@ from typing import Final
 
 from simulations.traces.trace import NO_SESSION, Trace
 
-_MIX: Final = 0x9E3779B97F4A7C15
-_64_BITS: Final = 2**64 - 1
-_OWN: Final = 1 << 44
+_PLACES: Final = 20
+"""Bits of a place within a block of the trace."""
+
+_OWN: Final = 1 << 43
 """From here on, ids are made up: of requests that nothing is known of."""
 
 
@@ -35,20 +36,21 @@ class TraceKeys:
             end = min(tokens + trace.outputs[request], trace.inputs[following])
             ids = trace.blocks[following]
         keys = _keys(ids, trace.block_size, size, end // size)
-        first = len(keys)
-        return keys + [_mix(_OWN + request, at) for at in range(first, tokens // size)]
+        own = (_OWN + request) << _PLACES
+        keys += range(own + len(keys) + 1, own + tokens // size + 1)
+        return keys
 
 
 def _keys(ids: Sequence[int], whole: int, size: int, count: int) -> list[int]:
     """Of the first ``count`` blocks of ``size`` tokens, of a prompt whose ids cover ``whole`` each, as far as these tell."""
-    count = min(count, len(ids) * whole // size)
-    ends = range(size, count * size + 1, size)
-    return [_mix(ids[(end - 1) // whole], end - (end - 1) // whole * whole) for end in ends]
-
-
-def _mix(name: int, place: int) -> int:
-    mixed = ((name << 20) + place + 1) * _MIX & _64_BITS
-    return (mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9 & _64_BITS
+    keys: list[int] = []
+    begin = 0  # of the trace's block, in tokens
+    for each in ids[: -(-count * size // whole)]:
+        first = size - begin % size if begin % size else size
+        name = each << _PLACES
+        keys += range(name + first, name + whole + 1, size)
+        begin += whole
+    return keys[:count]
 
 
 def _following(trace: Trace) -> list[int | None]:

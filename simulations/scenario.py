@@ -8,7 +8,7 @@ import difflib
 import itertools
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -17,6 +17,7 @@ import msgspec
 from balancer.errors import ConfigError
 from simulations.detailed import DetailedFleet
 from simulations.grid import Case
+from simulations.hardware.estimate import Hardware, estimate
 from simulations.named_policies import NamedPolicy, parse, value_of
 from simulations.simple import SimpleFleet
 
@@ -40,6 +41,9 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         trace: the trace's file, seen from the scenario's folder; None where the command line names one.
         model: ``simple`` (one lane of prefill a replica) or ``detailed`` (engines step by step).
         policies: as on the command line; a list of lists with commas is one list.
+        hardware: what a replica is made of (``simulations.hardware.estimate.Hardware``): its speed and its cache, where
+            ``fleet``
+            does not say them.
         fleet: fields of ``simulations.simple.SimpleFleet`` or ``simulations.detailed.DetailedFleet``, or ``cache`` in tokens.
         sweep: by field of the fleet, the values that are tried; all combinations are played.
         seeds: how many times each case is played, with other chance.
@@ -50,6 +54,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trace: str | None = None
     model: Kind = "detailed"
     policies: tuple[str, ...] = ()
+    hardware: Hardware | None = None
     fleet: dict[str, Any] = {}
     sweep: dict[str, list[Any]] = {}
     seeds: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
@@ -90,7 +95,8 @@ def cases(scenario: Scenario) -> list[Case]:
         ConfigError: a policy or a field of the fleet is wrong, or there are too many cases.
     """
     policies = parse(",".join(scenario.policies) or DEFAULT_POLICIES)
-    fleets = [fleet_of(scenario.model, each) for each in _combined(scenario.fleet, scenario.sweep)]
+    fields = with_hardware(scenario.model, scenario.hardware, scenario.fleet, scenario.sweep)
+    fleets = [fleet_of(scenario.model, each) for each in _combined(fields, scenario.sweep)]
     count = len(policies) * len(fleets) * scenario.seeds
     if count > MAX_CASES:
         raise ConfigError(
@@ -98,6 +104,28 @@ def cases(scenario: Scenario) -> list[Case]:
         )
     seeds = range(scenario.seed, scenario.seed + scenario.seeds)
     return [Case(policy, fleet, seed) for fleet in fleets for policy in _unique(policies) for seed in seeds]
+
+
+def with_hardware(
+    model: Kind, hardware: Hardware | None, fleet: Mapping[str, Any], swept: Container[str] = ()
+) -> dict[str, Any]:
+    """The fleet with the speed and the cache of this hardware, where it says none of its own.
+
+    Raises:
+        ConfigError: there is no such hardware.
+    """
+    made = dict(fleet)
+    if hardware is None:
+        return made
+    found = estimate(hardware)
+    if not {"blocks", CACHE} & made.keys() and "blocks" not in swept and CACHE not in swept:
+        made[CACHE] = found.cache_tokens
+    if model == "simple":
+        made.setdefault("prefill_tps", found.prefill_tps)
+        made.setdefault("decode_seconds", found.latency.overhead + found.latency.weights)
+    else:
+        made.setdefault("latency", msgspec.structs.asdict(found.latency))
+    return made
 
 
 def fleet_of(model: Kind, fields: Mapping[str, Any]) -> SimpleFleet | DetailedFleet:
@@ -129,8 +157,8 @@ def fleet_of(model: Kind, fields: Mapping[str, Any]) -> SimpleFleet | DetailedFl
         raise ConfigError(f"fleet: {error}") from error
 
 
-def sweep_of(text: str) -> tuple[str, list[Any]]:
-    """``blocks=1024,4096`` as a field and its values.
+def sweep_of(text: str, flag: str = "--sweep") -> tuple[str, list[Any]]:
+    """``blocks=1024,4096`` as a field and its values; ``flag`` is where it stands.
 
     Raises:
         ConfigError: it is none.
@@ -138,7 +166,7 @@ def sweep_of(text: str) -> tuple[str, list[Any]]:
     field, equals, values = text.partition("=")
     found = [number_of(value_of(each)) for each in values.split(",") if each.strip()]
     if not equals or not found:
-        raise ConfigError(f"--sweep {text}: write a field of the fleet and values, as in --sweep replicas=4,8,16")
+        raise ConfigError(f"{flag} {text}: write a field of the fleet and what it is to be, as in {flag} replicas=4")
     return field.strip().replace("-", "_"), found
 
 

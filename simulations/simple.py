@@ -47,8 +47,9 @@ class SimpleFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         prefill_tps: uncached prompt tokens that a replica computes a second.
         decode_seconds: from one token of an answer to the next, when it is the only one.
         decode_slowdown: how much longer that takes for each answer under way, as a share.
-        load: prompt tokens a second over what all replicas compute a second: the trace's time is stretched to that. None
-            leaves it.
+        rate: by what the trace is played faster than it was recorded.
+        load: instead of ``rate``, prompt tokens a second over what all replicas compute a second: the trace's time is
+            stretched to that.
         closed_loop: requests of a session come a pause after the answer to the one before, as far as the trace tells pauses.
         pooled: one cache of ``replicas * blocks`` that all share, at no cost: nobody can do that, and few rules can do better.
         believed_tps: the speed that the router takes replicas to have; their own by default.
@@ -60,6 +61,7 @@ class SimpleFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_tps: Positive = 10_000.0
     decode_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.02
     decode_slowdown: Annotated[float, msgspec.Meta(ge=0)] = 0.01
+    rate: Positive = 1.0
     load: Positive | None = None
     closed_loop: bool = False
     pooled: bool = False
@@ -140,7 +142,7 @@ class _Play:
         self._missed = [0, 0, 0, 0]
         self._end = 0.0
         load, speed = fleet.load, fleet.replicas * fleet.prefill_tps
-        scale = 1.0 if load is None else scale_to(trace, load * speed)
+        scale = 1 / fleet.rate if load is None else scale_to(trace, load * speed)
         self._arrivals_of_trace = Arrivals(trace, scale, closed_loop=fleet.closed_loop)
 
     def _build(self) -> list[_Lane]:

@@ -156,7 +156,7 @@ def _capacity(
     lines: list[Line] = []
     if limits is not None:
         ends = (min(places) / 8, max(places) * 4) if places else (0.0, float("inf"))
-        curve = list(zip(limits.curve_tokens, limits.curve_hits, strict=True))
+        curve: list[tuple[float, float]] = list(zip(limits.curve_tokens, limits.curve_hits, strict=True))
         if places and curve and curve[-1][0] < max(places):
             curve.append((max(places), limits.infinite))  # all of it fits into more, too
         curve = [each for each in curve if ends[0] <= each[0] <= ends[1]]

@@ -50,7 +50,9 @@ class ReadingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.block_size is not None and not 1 <= self.block_size <= 1 << 20:
-            raise ConfigError(f"--trace-block-size: {self.block_size} is no block's size; give tokens from 1 to {1 << 20}")
+            raise ConfigError(
+                f"--trace-block-size: {self.block_size} is no block's size; give tokens from 1 to {1 << 20}"
+            )
         if self.time_unit is not None and self.time_unit not in UNITS:
             raise ConfigError(f"--time-unit: there is no {self.time_unit!r}; there are: {', '.join(UNITS)}")
         for name in self.columns:

@@ -18,8 +18,12 @@ def test_without_flags_everything_is_as_it_is_by_default() -> None:
 
 
 def test_flags_become_options() -> None:
-    words = "--format mooncake --trace-block-size 16 --time-unit s --ids content --column timestamp=ts --column delay=d=e"
-    assert parsed(*words.split(), "--trace-rate", "3", "--pause", "4", "--strict", "--tokenizer", "x") == ReadingOptions(
+    words = (
+        "--format mooncake --trace-block-size 16 --time-unit s --ids content --column timestamp=ts --column delay=d=e"
+    )
+    assert parsed(
+        *words.split(), "--trace-rate", "3", "--pause", "4", "--strict", "--tokenizer", "x"
+    ) == ReadingOptions(
         format="mooncake",
         block_size=16,
         time_unit="s",
@@ -32,7 +36,9 @@ def test_flags_become_options() -> None:
     )
 
 
-@pytest.mark.parametrize("words", ["--column x", "--column timestamp=", "--ids any", "--column foo=bar", "--trace-rate nan"])
+@pytest.mark.parametrize(
+    "words", ["--column x", "--column timestamp=", "--ids any", "--column foo=bar", "--trace-rate nan"]
+)
 def test_what_cannot_be_is_told(words: str) -> None:
     with pytest.raises(ConfigError, match=r"^--"):
         parsed(*words.split())

@@ -1,0 +1,1 @@
+"""How fast models run on accelerators, as far as arithmetic says."""

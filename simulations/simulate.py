@@ -1,0 +1,271 @@
+"""``kvlb simulate``: what routing would do for somebody's own traffic.
+
+Knows flags, files and what is shown. Never knows how anything is played: a trace (``simulations.traces``) and a scenario
+(``simulations.scenario``) make cases, ``simulations.grid`` plays them, and ``simulations.report`` tells what came of it.
+"""
+
+import argparse
+import platform
+import shutil
+import sys
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from balancer.commands import Command
+from balancer.errors import ConfigError
+from simulations.bounds import Bounds, bounds
+from simulations.grid import Case, run_all
+from simulations.hardware.estimate import estimate
+from simulations.hardware.options import add_hardware_options, hardware_of
+from simulations.latency import LatencyModel
+from simulations.report.document import Document, document, encode
+from simulations.report.export import write_plots
+from simulations.report.figures import duration
+from simulations.report.page import page
+from simulations.report.plots import plots_of
+from simulations.report.result import Result, result_of
+from simulations.report.table import table
+from simulations.results import Run
+from simulations.scenario import CACHE, Scenario, cases, load, number_of, sweep_of
+from simulations.traces.options import add_reading_options, reading_options
+from simulations.traces.reading import open_trace
+
+FIELDS: Final = {
+    "replicas": "how many replicas (default 8)",
+    "blocks": "blocks in each replica's cache (default 8192)",
+    CACHE: "the same in tokens, as in 4M",
+    "block_size": "tokens of a block of the engine (default: simple 512, detailed 16)",
+    "load": "stretch the trace's time so that this share comes of what all replicas can compute, if nothing were cached",
+    "prefill_tps": "uncached prompt tokens that a replica computes a second",
+    "decode_ms": "milliseconds from one token of an answer to the next",
+}
+"""What has flags of its own; ``--fleet KEY=VALUE`` sets any other field."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", nargs="?", help="the trace's file; - is standard input")
+    parser.add_argument("--scenario", metavar="FILE", help="what is to be played, as TOML; flags come on top of it")
+    parser.add_argument(
+        "--simple", action="store_true", help="one lane of prefill a replica, at one speed: quick, and easy to compare"
+    )
+    parser.add_argument(
+        "--policy",
+        action="append",
+        default=[],
+        metavar="A,B(KEY=VALUE)",
+        help="policies to compare (default: five usual ones); may be repeated",
+    )
+    fleet = parser.add_argument_group("the fleet")
+    for field, told in FIELDS.items():
+        fleet.add_argument(f"--{field.replace('_', '-')}", metavar="N", help=told)
+    add_hardware_options(fleet)
+    fleet.add_argument(
+        "--closed-loop", action="store_true", help="turns wait for the answer before them, where the trace has pauses"
+    )
+    fleet.add_argument("--fleet", action="append", default=[], metavar="KEY=VALUE", help="any other field of the fleet")
+    fleet.add_argument(
+        "--sweep", action="append", default=[], metavar="KEY=V,V", help="play each of these values; may be repeated"
+    )
+    chance = parser.add_argument_group("runs")
+    chance.add_argument("--seed", type=int, metavar="N", help="of all chance (default 1)")
+    chance.add_argument("--seeds", type=int, metavar="N", help="play each case N times, with other chance (default 1)")
+    chance.add_argument("--jobs", type=int, metavar="N", help="processes at most (default: one for each core)")
+    chance.add_argument("--resume", metavar="DIR", help="keep finished runs there, and do not play again what is there")
+    chance.add_argument("--quiet", action="store_true", help="say nothing of progress")
+    report = parser.add_argument_group("the report")
+    report.add_argument(
+        "--ttft-p95", type=float, metavar="S", help="seconds that 95 %% of first tokens have to come within"
+    )
+    report.add_argument(
+        "--json", metavar="FILE", help="write the report as JSON; - is standard output, instead of the table"
+    )
+    report.add_argument("--html", metavar="FILE", help="write the report as one page that needs nothing else")
+    report.add_argument("--plots", metavar="DIR", help="write each plot of the page into a file of its own")
+    report.add_argument("--png", action="store_true", help="plots as PNG, too (needs kvlb[plots])")
+    report.add_argument("--no-bounds", action="store_true", help="do not work out what any cache could save")
+    add_reading_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    scenario = scenario_of(args)
+    if scenario.trace is None:
+        raise ConfigError("trace: name a trace's file, as in kvlb simulate trace.jsonl, or trace = ... in the scenario")
+    if args.png and args.plots is None:
+        raise ConfigError("--png: name a folder for the plots, as in --plots DIR --png")
+    if args.jobs is not None and args.jobs < 1:
+        raise ConfigError(f"--jobs: must be at least 1, got {args.jobs}")
+    planned = cases(scenario)  # what is wrong with them is told before a large file is read
+    trace, reading = open_trace(scenario.trace, reading_options(args))
+    if not args.quiet or reading.skipped:
+        print(reading.text(), file=sys.stderr)
+    limits = None if args.no_bounds or not trace.has_blocks else bounds(trace, _pools(planned, trace.block_size))
+    results = run_all(
+        trace,
+        planned,
+        jobs=args.jobs,
+        folder=None if args.resume is None else Path(args.resume),
+        told=_silent if args.quiet else _progress,
+        keep=partial(_small, limits),
+    )
+    _show(
+        document(
+            trace,
+            results,
+            limits,
+            versions={"kvlb": version("kvlb"), "python": platform.python_version()},
+            inputs=_inputs(scenario),
+            ttft_target=scenario.ttft_p95,
+        ),
+        args,
+    )
+    return 0
+
+
+def scenario_of(args: argparse.Namespace) -> Scenario:
+    """What the file and the flags ask for together.
+
+    Raises:
+        ConfigError: a flag or a field of the file is wrong.
+    """
+    scenario = Scenario(model="simple") if args.scenario is None and args.simple else Scenario()
+    if args.scenario is not None:
+        scenario = load(args.scenario)
+        if args.simple:
+            scenario = msgspec.structs.replace(scenario, model="simple")
+    fleet = dict(scenario.fleet)
+    for field in FIELDS:
+        value = getattr(args, field)
+        if value is not None:
+            fleet[field] = number_of(value)
+    for each in args.fleet:
+        field, values = sweep_of(each, "--fleet")
+        fleet[field] = values[0]
+    if args.closed_loop:
+        fleet["closed_loop"] = True
+    if CACHE in fleet and "blocks" in fleet and args.cache is not None and args.blocks is None:
+        del fleet["blocks"]  # the file's, which the flag replaces
+    elif CACHE in fleet and args.blocks is not None and args.cache is None:
+        del fleet[CACHE]
+    changes: dict[str, Any] = {"fleet": _speeds(scenario.model, fleet)}
+    if (hardware := hardware_of(args, scenario.hardware)) is not None:
+        changes["hardware"] = hardware
+    if args.sweep:
+        changes["sweep"] = {**scenario.sweep, **dict(sweep_of(each) for each in args.sweep)}
+    if args.policy:
+        changes["policies"] = tuple(args.policy)
+    for field in ("trace", "seed", "seeds", "ttft_p95"):
+        if getattr(args, field) is not None:
+            changes[field] = getattr(args, field)
+    try:
+        return msgspec.convert(msgspec.to_builtins(msgspec.structs.replace(scenario, **changes)), Scenario)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{error}") from error
+
+
+def _speeds(model: str, fleet: dict[str, Any]) -> dict[str, Any]:
+    """The two speeds that everybody knows of a replica, as the model has them."""
+    made = dict(fleet)
+    decode = made.pop("decode_ms", None)
+    if model == "simple":
+        if decode is not None:
+            made["decode_seconds"] = _positive("decode_ms", decode) / 1000
+        return made
+    prefill = made.pop("prefill_tps", None)
+    if prefill is None and decode is None:
+        return made
+    if prefill is None or decode is None:
+        raise ConfigError(
+            "--prefill-tps, --decode-ms: the detailed model needs both, or the fields of fleet.latency (kvlb calibrate)"
+        )
+    made["latency"] = msgspec.structs.asdict(
+        LatencyModel.from_rates(
+            prefill_tokens_per_second=_positive("prefill_tps", prefill),
+            decode_seconds_per_token=_positive("decode_ms", decode) / 1000,
+        )
+    )
+    return made
+
+
+def _positive(field: str, value: Any) -> float:
+    if not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ConfigError(f"fleet.{field}: must be a number above 0, got {value}")
+    return float(value)
+
+
+def _pools(planned: Sequence[Case], block_size: int) -> list[int]:
+    """The sizes, in the trace's blocks, of caches as large as the fleets' together."""
+    return sorted({_tokens(case) * case.fleet.replicas // block_size for case in planned})
+
+
+def _tokens(case: Case) -> int:
+    return case.fleet.blocks * case.fleet.block_size
+
+
+def _small(limits: Bounds | None, case: Case, run: Run) -> Result:
+    infinite = None if limits is None else limits.infinite_by_request
+    return result_of(run, cache_tokens=_tokens(case), infinite=infinite)
+
+
+def _inputs(scenario: Scenario) -> dict[str, str | int | float | bool | None]:
+    told: dict[str, str | int | float | bool | None] = {
+        "model": scenario.model,
+        "seed": scenario.seed,
+        "seeds": scenario.seeds,
+        "ttft_p95": scenario.ttft_p95,
+    }
+    if scenario.hardware is not None:
+        told["hardware"] = estimate(scenario.hardware).words
+    for field, value in sorted(scenario.fleet.items()):
+        told[f"fleet.{field}"] = value if isinstance(value, str | int | float) else msgspec.json.encode(value).decode()
+    for field, values in sorted(scenario.sweep.items()):
+        told[f"sweep.{field}"] = ", ".join(str(value) for value in values)
+    return told
+
+
+def _show(report: Document, args: argparse.Namespace) -> None:
+    if args.json == "-":
+        sys.stdout.write(encode(report).decode())
+    else:
+        is_terminal = sys.stdout.isatty()
+        width = shutil.get_terminal_size((100, 24)).columns if is_terminal else 100
+        print(table(report, width=width, colour=is_terminal))
+    if args.json not in (None, "-"):
+        _write("--json", Path(args.json), encode(report))
+    if args.html is not None:
+        _write("--html", Path(args.html), page(report).encode())
+    if args.plots is not None:
+        write_plots(plots_of(report), Path(args.plots), ("svg", "png") if args.png else ("svg",))
+
+
+def _write(flag: str, path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise ConfigError(f"{flag} {path}: {error.strerror}; name a file that can be written") from error
+
+
+def _silent(done: int, of: int, seconds: float) -> None:
+    pass
+
+
+def _progress(done: int, of: int, seconds: float) -> None:
+    left = seconds / done * (of - done)
+    words = f"{done} of {of} runs, {duration(seconds)}" + (f", about {duration(left)} left" if done < of else "")
+    if sys.stderr.isatty():
+        filled = 30 * done // of
+        print(
+            f"\r[{'#' * filled}{'.' * (30 - filled)}] {words}\x1b[K",
+            end="" if done < of else "\n",
+            file=sys.stderr,
+            flush=True,
+        )
+    else:
+        print(words, file=sys.stderr, flush=True)
+
+
+command = Command("simulate", "replay a trace through routing policies on a model of a fleet", configure, run)
