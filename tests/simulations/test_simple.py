@@ -145,8 +145,8 @@ GOLDEN = {
     "predicted_ttft(price=1,counts_expected=false)": (0.3182, 1.030),
 }
 """A reference model of others (two programs that agree): token hit and mean TTFT of the chat trace on 8 replicas of 8,192
-blocks of 512 tokens, 10,000 tokens a second, load 0.85. Chance differs, so means over seeds are compared: hits within 0.002, TTFT
-within 2 %."""
+blocks of 512 tokens, 10,000 tokens a second, load 0.85. Chance differs, so means over seeds are compared: hits within 0.002,
+TTFT within 2 %."""
 
 
 @pytest.mark.parametrize("written", GOLDEN)

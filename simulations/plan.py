@@ -1,0 +1,272 @@
+"""``kvlb plan``: the cheapest fleet that serves somebody's traffic as quickly as it has to.
+
+Knows flags, hardware, prices and targets, and what is shown. Never knows how a trace is played (``simulations.grid``) or how
+the least number of replicas is found (``simulations.search``). It is searched for with the simple model, which is quick, and
+the best is looked at again with the detailed one, which is not.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from balancer.commands import Command
+from balancer.errors import BalancerError, ConfigError
+from balancer.words import counted
+from simulations.grid import Case, run_all
+from simulations.hardware.estimate import Hardware, estimate
+from simulations.named_policies import NamedPolicy, parse
+from simulations.report.figures import percent
+from simulations.report.figures import seconds as shown
+from simulations.results import Run, Summary, summarise
+from simulations.scenario import Kind, fleet_of, number_of, with_hardware
+from simulations.search import Search
+from simulations.targets import Target, parse_target
+from simulations.traces.options import add_reading_options, reading_options
+from simulations.traces.reading import open_trace
+from simulations.traces.trace import Trace
+
+DEFAULT_POLICIES: Final = "predicted_ttft,cache_aware,round_robin"
+MORE: Final = 4
+"""Replicas more than the simple model asks for, at most, that the detailed one is tried with."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """One fleet that holds the targets.
+
+    Attributes:
+        hardware, policy: what it is made of.
+        replicas: how many, by the simple model.
+        devices: all of them.
+        price: of an hour, in whatever unit devices are priced; without prices, devices.
+        summary: its figures.
+        confirmed: how many replicas the detailed model asks for, where it was asked; None where it did not hold with any tried.
+        was_confirmed: whether it was asked.
+    """
+
+    hardware: Hardware
+    policy: str
+    replicas: int
+    devices: int
+    price: float
+    summary: Summary
+    confirmed: int | None = None
+    was_confirmed: bool = False
+
+
+class NoPlan(BalancerError):
+    """Nothing that may be built holds the targets."""
+
+    exit_code = 1
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", help="the trace's file; - is standard input")
+    parser.add_argument(
+        "--slo", action="append", required=True, metavar="FIGURE=TIME", help="as in ttft_p95=2s; may be repeated"
+    )
+    parser.add_argument("--model", required=True, metavar="NAME", help="what replicas run (see kvlb simulate --help)")
+    parser.add_argument("--gpu", required=True, metavar="A,B", help="devices that may be bought")
+    parser.add_argument(
+        "--gpus", default="1", metavar="N,N", help="devices of one replica that may be tried (default 1)"
+    )
+    parser.add_argument("--weight-bits", type=int, metavar="N", help="bits of a weight (default: the model's own)")
+    parser.add_argument("--kv-bits", type=int, metavar="N", help="bits of a number in the cache (default 16)")
+    parser.add_argument(
+        "--price", action="append", default=[], metavar="GPU=N", help="price of a device's hour (default 1)"
+    )
+    parser.add_argument("--policy", default=DEFAULT_POLICIES, metavar="A,B", help=f"default: {DEFAULT_POLICIES}")
+    parser.add_argument("--max-replicas", type=int, default=256, metavar="N", help="of one fleet (default 256)")
+    parser.add_argument("--rate", default="1", metavar="X", help="play the trace so many times as fast (default 1)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all chance (default 1)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes at most (default: one for each core)")
+    parser.add_argument("--no-confirm", action="store_true", help="do not look at the best with the detailed model")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write all plans as JSON; - is standard output, instead of the table"
+    )
+    add_reading_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    targets = [parse_target(each) for each in args.slo]
+    policies = parse(args.policy)
+    prices = _prices(args.price)
+    kinds = _hardware(args)
+    for kind in kinds:
+        estimate(kind)  # what cannot be built is told before a large file is read
+    rate = number_of(args.rate)
+    for name, value in (("--max-replicas", args.max_replicas), ("--rate", rate), ("--jobs", args.jobs or 1)):
+        if not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise ConfigError(f"{name}: must be a number above 0, got {value}")
+    trace, reading = open_trace(args.trace, reading_options(args))
+    print(reading.text(), file=sys.stderr)
+    builder = _Builder(trace, rate, args.seed, args.jobs)
+    plans = _plans(builder, kinds, policies, targets, prices, args.max_replicas)
+    if not plans:
+        raise NoPlan(
+            f"no fleet of up to {counted(args.max_replicas, 'replica')} holds {_words(targets)}: even alone a prompt may take "
+            "longer; see kvlb simulate, and allow for faster devices (--gpu), more (--gpus, --max-replicas) or more time"
+        )
+    if not args.no_confirm:
+        plans[0] = _confirmed(builder, plans[0], targets)
+    if args.json == "-":
+        sys.stdout.write(_encoded(args, plans).decode())
+        return 0
+    print(_table(plans, targets, has_prices=bool(prices)))
+    if args.json is not None:
+        try:
+            Path(args.json).write_bytes(_encoded(args, plans))
+        except OSError as error:
+            raise ConfigError(f"--json {args.json}: {error.strerror}; name a file that can be written") from error
+    return 0
+
+
+class _Builder:
+    """Plays one trace on fleets of any hardware."""
+
+    def __init__(self, trace: Trace, rate: float, seed: int, jobs: int | None) -> None:
+        self._trace = trace
+        self._rate = rate
+        self._seed = seed
+        self._jobs = jobs
+
+    def play(self, model: Kind, wanted: Sequence[tuple[Hardware, NamedPolicy, int]]) -> list[Summary]:
+        cases = []
+        for hardware, policy, replicas in wanted:
+            fields: dict[str, Any] = {"replicas": replicas, "rate": self._rate, "closed_loop": self._trace.has_pauses}
+            if model == "simple":
+                fields["block_size"] = self._trace.block_size
+            cases.append(Case(policy, fleet_of(model, with_hardware(model, hardware, fields)), self._seed))
+        return run_all(self._trace, cases, jobs=self._jobs, keep=_summary)
+
+
+def _plans(
+    builder: _Builder,
+    kinds: Sequence[Hardware],
+    policies: Sequence[NamedPolicy],
+    targets: Sequence[Target],
+    prices: Mapping[str, float],
+    at_most: int,
+) -> list[Plan]:
+    """Every fleet that holds the targets with as few replicas as it can, the cheapest first."""
+    options = {(at, policy.written): (kind, policy) for at, kind in enumerate(kinds) for policy in policies}
+    search = Search(list(options), start=min(4, at_most), at_most=at_most)
+    seen: dict[tuple[tuple[int, str], int], Summary] = {}
+    while wanted := search.wanted():
+        played = builder.play("simple", [(*options[name], replicas) for name, replicas in wanted])
+        for (name, replicas), summary in zip(wanted, played, strict=True):
+            seen[name, replicas] = summary
+            search.told(name, replicas, is_held=all(target.is_held(summary) for target in targets))
+        print(
+            f"{counted(len(seen), 'fleet')} played, {len(search.wanted())} still looked for",
+            file=sys.stderr,
+            flush=True,
+        )
+    plans = []
+    for name, replicas in search.found.items():
+        kind, policy = options[name]
+        devices = replicas * kind.count
+        price = devices * prices.get(kind.gpu, 1.0)
+        plans.append(Plan(kind, policy.written, replicas, devices, price, seen[name, replicas]))
+    return sorted(plans, key=lambda plan: (plan.price, plan.summary.ttft_p95, plan.policy))
+
+
+def _confirmed(builder: _Builder, plan: Plan, targets: Sequence[Target]) -> Plan:
+    (policy,) = parse(plan.policy)
+    for replicas in range(plan.replicas, plan.replicas + MORE + 1):
+        print(f"the detailed model plays {counted(replicas, 'replica')} ...", file=sys.stderr, flush=True)
+        (summary,) = builder.play("detailed", [(plan.hardware, policy, replicas)])
+        if all(target.is_held(summary) for target in targets):
+            return msgspec.structs.replace(plan, confirmed=replicas, was_confirmed=True)
+    return msgspec.structs.replace(plan, was_confirmed=True)
+
+
+def _summary(case: Case, run: Run) -> Summary:
+    return summarise(run)
+
+
+def _hardware(args: argparse.Namespace) -> list[Hardware]:
+    counts = [number_of(each) for each in args.gpus.split(",")]
+    for count in counts:
+        if not isinstance(count, int) or count < 1:
+            raise ConfigError(f"--gpus: must be numbers from 1 on with commas between, got {args.gpus!r}")
+    for flag, bits in (("--weight-bits", args.weight_bits), ("--kv-bits", args.kv_bits)):
+        if bits is not None and bits < 1:
+            raise ConfigError(f"{flag}: must be at least 1, got {bits}")
+    weight = None if args.weight_bits is None else args.weight_bits / 8
+    kv = 2.0 if args.kv_bits is None else args.kv_bits / 8
+    names = [each.strip().lower() for each in args.gpu.split(",")]
+    return [Hardware(args.model, name, count, weight, kv) for name in names for count in counts]
+
+
+def _prices(given: Sequence[str]) -> dict[str, float]:
+    prices = {}
+    for each in given:
+        gpu, _, value = each.partition("=")
+        price = number_of(value.strip())
+        if not isinstance(price, int | float) or not 0 < price < float("inf"):
+            raise ConfigError(f"--price {each}: write a device and a price above 0, as in --price h100=2.5")
+        prices[gpu.strip().lower()] = float(price)
+    return prices
+
+
+def _table(plans: Sequence[Plan], targets: Sequence[Target], *, has_prices: bool) -> str:
+    unit = "price/h" if has_prices else "devices"
+    head = ("replicas", "of", "policy", unit, "hit", "TTFT mean", "p95", "p99")
+    rows = [
+        (
+            str(plan.replicas),
+            f"{plan.hardware.count} x {plan.hardware.gpu}",
+            plan.policy,
+            f"{plan.price:g}",
+            percent(plan.summary.hit),
+            shown(plan.summary.ttft_mean),
+            shown(plan.summary.ttft_p95),
+            shown(plan.summary.ttft_p99),
+        )
+        for plan in plans
+    ]
+    widths = [max(len(row[at]) for row in [head, *rows]) for at in range(len(head))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if at in {1, 2} else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in [head, *rows]
+    ]
+    best = plans[0]
+    told = [
+        "",
+        f"{_built(best)} with {best.policy} {'hold' if best.replicas > 1 else 'holds'} {_words(targets)}, by the simple model.",
+        estimate(best.hardware).words + ".",
+    ]
+    if best.was_confirmed and best.confirmed is None:
+        told.append(
+            f"The detailed model does not hold it with up to {best.replicas + MORE}: plan for more, and calibrate."
+        )
+    elif best.was_confirmed:
+        told.append(
+            "The detailed model agrees."
+            if best.confirmed == best.replicas
+            else f"The detailed model, which lets prompts and answers share steps, asks for {best.confirmed}: plan with that."
+        )
+    return "\n".join([*lines, *told])
+
+
+def _built(plan: Plan) -> str:
+    return f"{counted(plan.replicas, 'replica')} of {plan.hardware.count} x {plan.hardware.gpu}"
+
+
+def _words(targets: Sequence[Target]) -> str:
+    return " and ".join([f"{target.figure} <= {shown(target.seconds)} s" for target in targets])
+
+
+def _encoded(args: argparse.Namespace, plans: Sequence[Plan]) -> bytes:
+    document = {"kind": "kvlb plan", "schema": 1, "slo": args.slo, "plans": plans}
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+command = Command("plan", "find the cheapest fleet that serves a trace quickly enough", configure, run)

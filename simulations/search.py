@@ -1,0 +1,50 @@
+"""The smallest fleet that holds what it has to, for each way to build one.
+
+Knows options, numbers of replicas, and whether runs hold the targets. Never knows how runs are made, or in how many
+processes: it asks for them in rounds, and is told what came of them. It takes more replicas to be better, which a policy that
+sends everything to one of them does not make true: such an option ends at ``at_most``.
+"""
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+
+
+class Search(Generic[K]):
+    """Of each option (any key) the least number of replicas that holds; mutable, until ``wanted`` is empty."""
+
+    def __init__(self, options: Sequence[K], *, start: int, at_most: int) -> None:
+        if not 1 <= start <= at_most:
+            raise ValueError(f"start must be from 1 to {at_most}, got {start}")
+        self._at_most = at_most
+        self._next = dict.fromkeys(options, start)
+        self._fails = dict.fromkeys(options, 0)  # the most that is known not to hold
+        self._holds: dict[K, int] = {}  # the least that is known to
+
+    def wanted(self) -> list[tuple[K, int]]:
+        """What has to be run next: options, each with a number of replicas."""
+        return list(self._next.items())
+
+    def told(self, option: K, replicas: int, *, is_held: bool) -> None:
+        """What came of one of those."""
+        if is_held:
+            self._holds[option] = replicas
+        else:
+            self._fails[option] = replicas
+        fails, holds = self._fails[option], self._holds.get(option)
+        if holds is None:
+            following = min(2 * replicas, self._at_most)
+            is_done = replicas == self._at_most
+        else:
+            following = (fails + holds) // 2
+            is_done = holds - fails == 1
+        if is_done:
+            del self._next[option]
+        else:
+            self._next[option] = following
+
+    @property
+    def found(self) -> dict[K, int]:
+        """The least number for each option that holds with any; final once ``wanted`` is empty."""
+        return dict(self._holds)
