@@ -37,13 +37,13 @@ def test_the_ceiling_takes_the_same_requests() -> None:
 
 
 def test_a_replica_is_busy_while_somebody_waits_for_the_first_token() -> None:
-    some = run(requests=4, replicas=2, step=15.0)  # from 0 to 60 s, a second a step
-    chosen, ttfts = array("q", [0, 0, 1, REFUSED]), array("d", [20.0, 10.0, 7.5, 0.0])
+    some = run(requests=5, replicas=2, step=12.0)  # from 0 to 60 s, a second a step
+    chosen, ttfts = array("q", [0, 0, 0, 1, REFUSED]), array("d", [20.0, 30.0, 6.0, 7.5, 0.0])
     made = result_of(msgspec.structs.replace(some, chosen=chosen, ttfts=ttfts))
     first, second = made.busy_by_time
-    assert first == [1.0] * 25 + [0.0] * 35  # the second came while the first was waiting
-    assert second == [0.0] * 30 + [1.0] * 7 + [0.5] + [0.0] * 22
-    assert made.prompt_busy == (25 + 7.5) / 120
+    assert first == [1.0] * 42 + [0.0] * 18  # the second one waited longest, the third was done before it
+    assert second == [0.0] * 36 + [1.0] * 7 + [0.5] + [0.0] * 16
+    assert made.prompt_busy == (42 + 7.5) / 120
 
 
 def test_large_fleets_share_rows() -> None:
