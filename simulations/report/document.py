@@ -51,6 +51,11 @@ class BoundFacts(msgspec.Struct, frozen=True):
     curve_tokens: list[int]
     curve_hits: list[float]
 
+    def pool_of(self, tokens: int | None) -> PoolFacts | None:
+        """That of this size, give or take what whole blocks make (a hundredth)."""
+        near = [each for each in self.pools if tokens is not None and abs(each.tokens - tokens) <= tokens / 100]
+        return min(near, key=lambda each: abs(each.tokens - (tokens or 0)), default=None)
+
 
 class Document(msgspec.Struct, frozen=True):
     """One report. ``schema`` says how to read it; ``inputs`` are the caller's words for what was run."""

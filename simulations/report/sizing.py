@@ -91,7 +91,7 @@ def _of_curve(bounds: "BoundFacts", pool: int) -> list[str]:
         f"One LRU cache as large as all of them together ({count(pool)} tokens) would hit {percent(now)}, one twice as large "
         f"{percent(_lru(bounds, 2 * pool))}, and one that forgets nothing {percent(bounds.infinite)}."
     ]
-    exact = next((each for each in bounds.pools if each.tokens == pool), None)
+    exact = bounds.pool_of(pool)
     if exact is not None and exact.belady - now > COSTLY:
         lines.append(
             f"Of what LRU misses, {points(exact.belady - now)} are the order of eviction: one that knew the future would hit "
@@ -124,9 +124,9 @@ def _smallest(tried: list[Cell], best: Cell, size: int) -> Cell | None:
 
 def _lru(bounds: "BoundFacts", tokens: int) -> float:
     """The curve at a size, straight between its points on a log axis."""
-    for pool in bounds.pools:
-        if pool.tokens == tokens:
-            return pool.lru
+    exact = bounds.pool_of(tokens)
+    if exact is not None:
+        return exact.lru
     sizes, hits = bounds.curve_tokens, bounds.curve_hits
     if not sizes or tokens <= 0:
         return 0.0

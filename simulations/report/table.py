@@ -104,7 +104,7 @@ def _fleet_block(every: Sequence[Cell], fleet: Fleet, bounds: BoundFacts | None,
             row[2] += f" ±{seconds(half)}" if half > 0 else ""
     ends = len(rows)
     if bounds is not None:
-        pool = next((each for each in bounds.pools if each.tokens == fleet.pool_tokens), None)
+        pool = bounds.pool_of(fleet.pool_tokens)
         known = [("one LRU cache of that size", pool.lru), ("… that knows the future", pool.belady)] if pool else []
         rows += [[name, percent(hit)] for name, hit in [*known, ("nothing forgotten", bounds.infinite)]]
     return (

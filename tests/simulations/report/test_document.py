@@ -41,3 +41,16 @@ def test_bounds_may_be_missing() -> None:
 
 def test_a_trace_of_nothing_has_facts() -> None:
     assert report(of=trace(0)).trace.requests == 0
+
+
+def test_pools_are_found_though_blocks_are_whole() -> None:
+    facts = report(result()).bounds
+    assert facts is not None
+    assert [pool and pool.tokens for pool in map(facts.pool_of, (1280, 1290, 1300, 5100, 10, None))] == [
+        1280,
+        1280,
+        None,
+        5120,
+        None,
+        None,
+    ]
