@@ -195,7 +195,8 @@ class Decision(msgspec.Struct, frozen=True):
     ``knows_tokens`` says whether ``prompt_tokens`` is a count or a guess. ``is_predicted`` says whether ``cached_tokens`` can
     be held against the engine's own figure as a promise: it is comparable, and the replica's cache is known. It
     ``is_comparable`` when the tokens are known and there is one prompt (for several, vLLM 0.32 reports the figure of one of
-    them). ``held_tokens`` of the ``cached_tokens`` were named by events when it was made; the rest was expected.
+    them). ``held_tokens`` of the ``cached_tokens`` were named by events when it was made; the rest was expected. ``asked`` and
+    ``candidates`` are what the policy saw.
     """
 
     lease: int
@@ -210,6 +211,7 @@ class Decision(msgspec.Struct, frozen=True):
     is_comparable: bool = False
     held_tokens: int = 0
     request_id: str = ""
+    asked: Asked = NOTHING_ASKED
 
 
 class Outcome(StrEnum):

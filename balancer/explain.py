@@ -140,7 +140,7 @@ def explain(
     not_asked: Sequence[NotAsked] = (),
 ) -> Explanation:
     """The decision with its grounds, before anything has come of it."""
-    costs = costs_of(policy, decision.candidates)
+    costs = costs_of(policy, decision.candidates, decision.asked)
     return Explanation(
         request_id=request_id,
         time=time,

@@ -47,12 +47,12 @@ class LiveReplica:
         "health",
         "in_flight",
         "last_lease",
+        "queue",
         "queued_tokens",
         "replica",
         "rests_until",
         "room_tokens",
         "speed",
-        "waiting",
     )
 
     def __init__(self, replica: Replica) -> None:
@@ -63,11 +63,18 @@ class LiveReplica:
         self.in_flight = 0
         self.queued_tokens = 0
         self.last_lease = 0
-        self.waiting = 0
+        self.queue: dict[
+            int, None
+        ] = {}  # leases that wait for their first output, in the order in which they were sent
         self.active_tokens = 0
         self.room_tokens = 0
         self.speed = PREFILL_SPEED
         self.clear_at = -math.inf
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have not answered yet."""
+        return len(self.queue)
 
     def wait(self, now: float) -> float:
         """Seconds until all that was sent there is computed, at its speed and one after the other."""
@@ -90,6 +97,8 @@ class _Lease(msgspec.Struct):
     live: LiveReplica
     queued_tokens: int
     tokens: int
+    seconds: float
+    sent_at: float
     is_waiting: bool = True
 
 
@@ -102,6 +111,7 @@ class Fleet:
         self._leases: dict[int, _Lease] = {}
         self._next_lease = 1
         self._work = _Decaying()
+        self._able: int | None = None  # how many are available, as long as nothing changes
 
     def __repr__(self) -> str:
         counts = [f"{n} {status}" for status in Status if (n := sum(r.status is status for r in self))]
@@ -119,6 +129,7 @@ class Fleet:
     def put(self, replica: Replica) -> None:
         """Add a replica, or replace what is known of it; work under way and status stay."""
         self._serving.clear()
+        self._able = None
         live = self._live.get(replica.id)
         if live is None:
             self._live[replica.id] = LiveReplica(replica)
@@ -128,18 +139,21 @@ class Fleet:
     def remove(self, replica: ReplicaId) -> None:
         """Take a replica out; its open leases may still be released."""
         self._serving.clear()
+        self._able = None
         self._live.pop(replica, None)
 
     def set_status(self, replica: ReplicaId, status: Status) -> None:
         live = self._live.get(replica)
         if live is not None:
             live.health = status
+            self._able = None
 
     def drain(self, replica: ReplicaId, why: Drain | None) -> None:
         """Nothing new is sent there; None ends that."""
         live = self._live.get(replica)
         if live is not None:
             live.drain = why
+            self._able = None
 
     def departed(self) -> list[ReplicaId]:
         """Those that are leaving and have nothing left to do."""
@@ -171,22 +185,22 @@ class Fleet:
         lease, self._next_lease = self._next_lease, self._next_lease + 1
         seconds = uncached_tokens / live.speed
         live.in_flight += 1
-        live.waiting += 1
+        live.queue[lease] = None
         live.last_lease = lease
         live.queued_tokens += uncached_tokens
         live.active_tokens += tokens
         live.clear_at = max(live.clear_at, now) + seconds
         self._work.add(seconds, now)
-        self._leases[lease] = _Lease(live, uncached_tokens, tokens)
+        self._leases[lease] = _Lease(live, uncached_tokens, tokens, seconds, now)
         return lease
 
     def started(self, lease: int, now: float) -> None:
         """The request's prompt has been computed: its first output has come."""
         held = self._leases.get(lease)
         if held is not None and held.is_waiting:
-            live = self._answered(held)
+            self._answered(lease, held)
             # What was expected of the time until now was right or wrong: from here on only what is left counts.
-            live.clear_at = now + live.queued_tokens / live.speed
+            held.live.clear_at = now + held.live.queued_tokens / held.live.speed
 
     def release(self, lease: int, now: float) -> LiveReplica:
         """The request has ended.
@@ -197,23 +211,28 @@ class Fleet:
         held = self._leases.pop(lease)
         live = held.live
         if held.is_waiting:  # nothing of it was computed, as far as anybody knows
-            live.clear_at = max(now, live.clear_at - held.queued_tokens / live.speed)
-            self._answered(held)
+            is_first = next(iter(live.queue)) == lease
+            left = live.clear_at - held.queued_tokens / live.speed
+            self._work.take_back(held.seconds, held.sent_at)
+            self._answered(lease, held)
+            # The time that has passed was spent on the first one: with that, it is lost, and the next one begins now.
+            live.clear_at = now + live.queued_tokens / live.speed if is_first else max(now, left)
         live.in_flight -= 1
         live.active_tokens -= held.tokens
         return live
 
     def utilisation(self, now: float) -> float:
-        """How much of the fleet's time the prompts of the last minute take to compute; above 1 they pile up."""
-        return self._work.rate(now) / max(1, len(self._live))
+        """How much of the time of those that are available the prompts of the last minute take; above 1 they pile up."""
+        if self._able is None:
+            self._able = sum([live.is_available() for live in self])
+        return self._work.rate(now) / max(1, self._able)
 
     @staticmethod
-    def _answered(held: _Lease) -> LiveReplica:
+    def _answered(lease: int, held: _Lease) -> None:
         live = held.live
         live.queued_tokens -= held.queued_tokens
-        live.waiting -= 1
+        del live.queue[lease]
         held.queued_tokens, held.is_waiting = 0, False
-        return live
 
 
 class _Decaying:
@@ -228,6 +247,10 @@ class _Decaying:
     def add(self, amount: float, now: float) -> None:
         self._sum = self._left(now) + amount
         self._at = max(self._at, now)
+
+    def take_back(self, amount: float, when: float) -> None:
+        """What was added at ``when`` does not count."""
+        self._sum = max(0.0, self._sum - amount * math.exp(min(0.0, when - self._at) / MEMORY_SECONDS))
 
     def rate(self, now: float) -> float:
         return self._left(now) / MEMORY_SECONDS

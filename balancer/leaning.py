@@ -32,6 +32,16 @@ def lean(beginning: int, replica: str) -> int:
     return ((beginning ^ _seed(replica)) * _MIX & _64_BITS) | 1
 
 
+def mixed(number: int) -> int:
+    """The number, as far from its neighbours as hashes are from each other: ``lean`` alone spreads hashes, but no counts.
+
+    Source: the finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+    """
+    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & _64_BITS
+    number = (number ^ (number >> 27)) * 0x94D049BB133111EB & _64_BITS
+    return number ^ (number >> 31)
+
+
 @lru_cache(maxsize=10_000)
 def _seed(replica: str) -> int:
     return xxhash.xxh3_64_intdigest(replica.encode())

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -31,6 +31,9 @@ from indexer.index import MAX_BLOCKS, ReplicaId
 
 NOTHING_KNOWN: Final = Holding([], 0)
 """Of a request whose tokens nobody knows."""
+
+_Seen: TypeAlias = tuple[tuple[Candidate, ...], Asked]
+"""What a policy has chosen by."""
 
 NO_ADMISSION: Final = AdmissionSettings()
 DEFAULT_EJECTION: Final = EjectionSettings()
@@ -100,9 +103,9 @@ class Router:
             Saturated: each of them that can has as much to do as it may have.
             Contended: each of them has asked not to be sent anything for a while.
         """
-        live, chosen, candidates = self._choose(request, now, draw)
+        live, chosen, seen = self._choose(request, now, draw)
         lease = self.fleet.acquire(live, chosen.uncached_tokens, chosen.prompt_tokens, now)
-        decision, holding = self._decision(request, live.replica, chosen, candidates, lease)
+        decision, holding = self._decision(request, live.replica, chosen, seen, lease)
         self._open[lease] = self.caches.sent(decision, request, holding.missing)
         self.sessions.sent(request.session, live.replica.id)
         request.stages.passed(Stage.MATCH)
@@ -128,8 +131,8 @@ class Router:
         Raises:
             UnknownModel, NoReplica, Contended, Saturated: as ``route``.
         """
-        live, chosen, candidates = self._choose(request, now, draw)
-        return self._decision(request, live.replica, chosen, candidates, 0)[0]
+        live, chosen, seen = self._choose(request, now, draw)
+        return self._decision(request, live.replica, chosen, seen, 0)[0]
 
     def room(self, request: RouteRequest | Pool, now: float) -> list[LiveReplica]:
         """The replicas that may be sent a request like this now; never none.
@@ -217,9 +220,7 @@ class Router:
         else:
             self.ejections.cancelled(replica, lease, now)
 
-    def _choose(
-        self, request: RouteRequest, now: float, draw: float
-    ) -> tuple[LiveReplica, Candidate, tuple[Candidate, ...]]:
+    def _choose(self, request: RouteRequest, now: float, draw: float) -> tuple[LiveReplica, Candidate, _Seen]:
         """The replica that the policy chooses, as it is and as the policy saw it, with all that it saw."""
         serving = self.room(request, now)
         stages = request.stages
@@ -257,7 +258,8 @@ class Router:
             )
         stages.passed(Stage.MATCH)
         seen = tuple(candidates)
-        chosen = self.policy.choose(seen, draw, self._asked(request, serving, now))
+        asked = self._asked(request, serving, now)
+        chosen = self.policy.choose(seen, draw, asked)
         stages.passed(Stage.CHOOSE)
         taken = self.fleet.get(chosen.replica)
         assert taken is not None, "a replica was chosen that is not in the fleet"
@@ -265,7 +267,7 @@ class Router:
             # The engine will hold what is expected, and work that is queued does not come twice, whatever the policy looks at.
             cached = caches.matcher.match(request, [taken.replica]).get(chosen.replica, 0)
             chosen = msgspec.structs.replace(chosen, cached_tokens=cached)
-        return taken, chosen, seen
+        return taken, chosen, (seen, asked)
 
     def _asked(self, request: RouteRequest, serving: Sequence[LiveReplica], now: float) -> Asked:
         """What the policy may know besides; the chain is that of one replica, the same one in every process."""
@@ -285,7 +287,7 @@ class Router:
         return self.caches.matcher.beginning(request, first)
 
     def _decision(
-        self, request: RouteRequest, replica: Replica, chosen: Candidate, candidates: tuple[Candidate, ...], lease: int
+        self, request: RouteRequest, replica: Replica, chosen: Candidate, seen: _Seen, lease: int
     ) -> tuple[Decision, Holding]:
         caches = self.caches
         knows_tokens = bool(request.prompt_lengths)
@@ -299,7 +301,8 @@ class Router:
             is_predicted=is_comparable and chosen.knowledge.is_promise and not caches.index.has_other_tiers(replica.id),
             knows_tokens=knows_tokens,
             policy=self.policy_name,
-            candidates=candidates,
+            candidates=seen[0],
+            asked=seen[1],
             model=request.model,
             is_comparable=is_comparable,
             held_tokens=holding.held_tokens if request.reads_cache else 0,

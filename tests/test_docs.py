@@ -4,9 +4,11 @@ import argparse
 import importlib
 import re
 import tomllib
+import sys
 from collections import Counter
 from functools import reduce
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -15,7 +17,7 @@ import pytest
 from balancer import errors, openai, tenants
 from balancer.checks import CHECKS
 from balancer.commands import index, serve
-from balancer.core import Fault
+from balancer.core import NOTHING_ASKED, Candidate, Fault
 from balancer.ejection import Cause
 from balancer.fleet import Status
 from balancer.index_service import bodies
@@ -30,6 +32,8 @@ from balancer.service import RouterService
 from balancer.settings import ReplicaSettings, Settings, load
 from balancer.signals import Signal
 from balancer.tokens import Tokenizer
+from indexer.index import ReplicaId
+from simulations.named_policies import parse
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -132,22 +136,30 @@ def test_every_policy_is_documented_with_its_settings() -> None:
     documented = re.findall(r"^\| `([a-z_]+)` \|", text, re.M)
     assert sorted(documented) == base.names()
     for name in base.names():
-        for field in msgspec.structs.fields(type(base.make(name))):  # type: ignore[arg-type]
-            assert f"`{field.name} = {field.default}`" in text
+        (row,) = re.findall(rf"^\| `{name}` \|.*$", text, re.M)
+        told = re.findall(r"`(\w+)(?: = (\S+))?`", row.split("|")[3])
+        fields = msgspec.structs.fields(type(base.make(name)))  # type: ignore[arg-type]
+        defaults = [
+            (each.name, "" if each.default is None else msgspec.json.encode(each.default).decode()) for each in fields
+        ]
+        assert told == defaults, name
 
 
-def test_the_policy_of_the_docs_works() -> None:
-    example = re.search(r"```python\n(.*?)```", (DOCS / "policies.md").read_text(), re.S)
-    assert example is not None
-    assert len(example[1].strip().splitlines()) < 20
-    space: dict[str, Any] = {"__name__": "example"}
-    exec(compile(example[1], "policies.md", "exec"), space)
-    policy = space["MostCached"]()
-    from balancer.core import Candidate
-    from indexer.index import ReplicaId
-
+def test_the_policy_of_the_docs_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, stepped = re.findall(r"```python\n(.*?)```", (DOCS / "policies.md").read_text(), re.S)
+    assert len(policy.strip().splitlines()) < 20
+    module = ModuleType("my_module")
+    exec(compile(policy, "policies.md", "exec"), module.__dict__)
     cold, warm = (Candidate(ReplicaId(name), 100, cached, 0, 0) for name, cached in (("a", 0), ("b", 64)))
-    assert policy.choose([cold, warm], 0.5) is warm
+    assert module.MostCached().choose([cold, warm], 0.5, NOTHING_ASKED) is warm
+    monkeypatch.setitem(sys.modules, "my_module", module)
+    space: dict[str, Any] = {}
+    exec(compile(stepped, "policies.md", "exec"), space)
+    space["test_a_second_request_goes_elsewhere"]()
+    (written,) = re.findall(r"^kvlb simulate .* --policy '(.*)'$", (DOCS / "policies.md").read_text(), re.M)
+    first, second, third = [each.make() for each in parse(written)]
+    assert (first, third) == (module.MostCached(busy=4), base.make("round_robin"))
+    assert second == base.make("predicted_ttft", {"price": 3})
 
 
 def test_every_metric_is_documented_and_nothing_else() -> None:

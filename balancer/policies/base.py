@@ -29,14 +29,14 @@ class Policy(Protocol):
 class Weighing(Protocol):
     """A policy that can say what it weighs. Optional: it explains choices, and chooses nothing."""
 
-    def costs(self, candidates: Sequence[Candidate]) -> list[float]:
+    def costs(self, candidates: Sequence[Candidate], asked: Asked = NOTHING_ASKED, /) -> list[float]:
         """What each candidate costs, in their order: the lowest is chosen."""
         ...
 
 
-def costs_of(policy: Policy, candidates: Sequence[Candidate]) -> list[float] | None:
+def costs_of(policy: Policy, candidates: Sequence[Candidate], asked: Asked = NOTHING_ASKED) -> list[float] | None:
     """What each candidate costs under this policy, or None when it weighs nothing."""
-    return policy.costs(candidates) if isinstance(policy, Weighing) else None
+    return policy.costs(candidates, asked) if isinstance(policy, Weighing) else None
 
 
 P = TypeVar("P", bound=type[Policy])

@@ -27,7 +27,7 @@ class CacheAware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def choose(self, candidates: Sequence[Candidate], draw: float, asked: Asked = NOTHING_ASKED, /) -> Candidate:
         return lowest(candidates, self._cost, draw)
 
-    def costs(self, candidates: Sequence[Candidate]) -> list[float]:
+    def costs(self, candidates: Sequence[Candidate], asked: Asked = NOTHING_ASKED, /) -> list[float]:
         return [self._cost(candidate) for candidate in candidates]
 
     def _cost(self, candidate: Candidate) -> float:

@@ -20,8 +20,8 @@ class ConsistentHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the conversation (``by = "session"``) or the first ``prefix_tokens`` of the prompt (``by = "prefix"``) lean to
     most.
 
-    With a ``load_factor`` nobody gets more requests in flight than that many times the mean, rounded up: the next best is
-    taken. Of what neither is known, the fewest in flight decide.
+    With a ``load_factor`` nobody gets more requests in flight than that many times the mean, rounded up (by share): the next
+    best is taken. Of what neither is known, the fewest in flight decide.
     """
 
     by: Literal["session", "prefix"] = "prefix"
@@ -36,5 +36,6 @@ class ConsistentHash(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.load_factor is not None:
             mean = (sum([each.in_flight for each in candidates]) + 1) / len(candidates)
             most = math.ceil(self.load_factor * mean)
-            candidates = [each for each in candidates if each.in_flight < most] or candidates
-        return max(candidates, key=lambda each: leaning.lean(name, each.replica))
+            candidates = [each for each in candidates if each.in_flight / each.share < most] or candidates
+        mixed = leaning.mixed(name)
+        return max(candidates, key=lambda each: leaning.lean(mixed, each.replica))

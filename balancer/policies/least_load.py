@@ -21,7 +21,7 @@ class LeastLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def choose(self, candidates: Sequence[Candidate], draw: float, asked: Asked = NOTHING_ASKED, /) -> Candidate:
         return lowest(candidates, _cost, draw)
 
-    def costs(self, candidates: Sequence[Candidate]) -> list[float]:
+    def costs(self, candidates: Sequence[Candidate], asked: Asked = NOTHING_ASKED, /) -> list[float]:
         return [_cost(candidate) for candidate in candidates]
 
 

@@ -1,19 +1,18 @@
 """As DualMap places, for comparison.
 
-Source: DualMap: two hashes of a prompt's beginning name two replicas, and the one that will answer sooner gets it.
+Source: DualMap: two hashes of a prompt's beginning name two replicas, and the one that will answer sooner gets it. Here they
+are the two highest of rendezvous hashing, so that they are never the same one.
 """
 
+import heapq
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar
 
 import msgspec
 
 from balancer import leaning
 from balancer.core import NOTHING_ASKED, Asked, Candidate
 from balancer.policies.base import calmest, policy
-
-_OTHER: Final = 0x6A09E667F3BCC908
-"""Makes the second hash of the first one."""
 
 
 @policy("like_dualmap")
@@ -27,7 +26,6 @@ class LikeDualmap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def choose(self, candidates: Sequence[Candidate], draw: float, asked: Asked = NOTHING_ASKED, /) -> Candidate:
         name = asked.beginning(self.prefix_tokens)
         if name:
-            candidates = [
-                max(candidates, key=lambda each: leaning.lean(key, each.replica)) for key in (name, name ^ _OTHER)
-            ]
+            mixed = leaning.mixed(name)
+            candidates = heapq.nlargest(2, candidates, key=lambda each: leaning.lean(mixed, each.replica))
         return calmest(candidates, [each.wait + each.uncached_tokens / each.speed for each in candidates], draw)

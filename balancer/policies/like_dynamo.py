@@ -22,7 +22,7 @@ class LikeDynamo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def choose(self, candidates: Sequence[Candidate], draw: float, asked: Asked = NOTHING_ASKED, /) -> Candidate:
         return calmest(candidates, self.costs(candidates), draw)
 
-    def costs(self, candidates: Sequence[Candidate]) -> list[float]:
+    def costs(self, candidates: Sequence[Candidate], asked: Asked = NOTHING_ASKED, /) -> list[float]:
         weight = self.overlap_weight
         return [
             weight * (each.queued_tokens + each.uncached_tokens) + each.active_tokens + each.prompt_tokens

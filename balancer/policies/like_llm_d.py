@@ -25,7 +25,7 @@ class LikeLlmD(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def choose(self, candidates: Sequence[Candidate], draw: float, asked: Asked = NOTHING_ASKED, /) -> Candidate:
         return calmest(candidates, self.costs(candidates), draw)
 
-    def costs(self, candidates: Sequence[Candidate]) -> list[float]:
+    def costs(self, candidates: Sequence[Candidate], asked: Asked = NOTHING_ASKED, /) -> list[float]:
         queues = [each.waiting for each in candidates]
         longest, shortest = max(queues), min(queues)
         span = longest - shortest

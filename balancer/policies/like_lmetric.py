@@ -20,5 +20,5 @@ class LikeLmetric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def choose(self, candidates: Sequence[Candidate], draw: float, asked: Asked = NOTHING_ASKED, /) -> Candidate:
         return calmest(candidates, self.costs(candidates), draw)
 
-    def costs(self, candidates: Sequence[Candidate]) -> list[float]:
+    def costs(self, candidates: Sequence[Candidate], asked: Asked = NOTHING_ASKED, /) -> list[float]:
         return [(each.queued_tokens + each.uncached_tokens) * (each.in_flight + 1) for each in candidates]

@@ -1,8 +1,14 @@
 """``balancer/fleet.py``: loads are the sums over open leases, and nothing but a lease changes them."""
 
-import pytest
+import math
+from collections import deque
 
-from balancer.fleet import Fleet, LiveReplica, Status
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balancer.core import PREFILL_SPEED
+from balancer.fleet import MEMORY_SECONDS, Drain, Fleet, LiveReplica, Status
 from indexer.index import ReplicaId
 from tests.support.routing import replica
 
@@ -131,3 +137,180 @@ def test_it_says_how_many_are_in_which_status() -> None:
     owner = fleet("a", "b")
     owner.set_status(A, Status.LOST)
     assert repr(owner) == "<Fleet 1 ready, 1 lost, 0 leases>"
+
+
+# How long it takes
+
+
+def acquire(of: Fleet, tokens: int, now: float, name: str = "a") -> int:
+    return of.acquire(live(of, name), tokens, tokens, now)
+
+
+def slow(*names: str) -> Fleet:
+    """Replicas that compute 100 tokens a second."""
+    made = fleet(*names)
+    for each in made:
+        each.speed = 100.0
+    return made
+
+
+def test_the_wait_is_what_was_sent_less_the_time_that_has_passed() -> None:
+    owner = slow("a")
+    assert live(owner).wait(5.0) == 0
+    acquire(owner, 200, 5.0)
+    acquire(owner, 100, 5.5)
+    assert live(owner).wait(5.5) == pytest.approx(2.5)
+    assert live(owner).wait(7.0) == pytest.approx(1.0)
+    assert live(owner).wait(60.0) == 0
+
+
+def test_time_in_which_there_was_nothing_to_do_is_not_saved_up() -> None:
+    owner = slow("a")
+    acquire(owner, 100, 0.0)
+    acquire(owner, 100, 50.0)
+    assert live(owner).wait(50.0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("at", [0.2, 3.0])
+def test_the_first_output_corrects_what_was_expected_of_the_time_until_then(at: float) -> None:
+    owner = slow("a")
+    first = acquire(owner, 100, 0.0)
+    acquire(owner, 50, 0.0)
+    owner.started(first, at)
+    assert live(owner).wait(at) == pytest.approx(0.5)
+
+
+def test_an_output_out_of_turn_leaves_the_others_to_be_computed() -> None:
+    owner = slow("a")
+    acquire(owner, 100, 0.0)
+    second = acquire(owner, 50, 0.0)
+    owner.started(second, 0.5)
+    assert live(owner).wait(0.5) == pytest.approx(1.0)
+
+
+def test_who_waits_in_the_line_and_goes_takes_his_own_work_with_him() -> None:
+    owner = slow("a")
+    acquire(owner, 1000, 0.0)
+    second = acquire(owner, 1000, 0.0)
+    owner.release(second, 9.0)
+    assert live(owner).wait(9.0) == pytest.approx(1.0)
+
+
+def test_the_time_spent_on_the_first_one_is_lost_with_it() -> None:
+    owner = slow("a")
+    first = acquire(owner, 1000, 0.0)
+    acquire(owner, 1000, 0.0)
+    owner.release(first, 9.0)
+    assert live(owner).wait(9.0) == pytest.approx(10.0)
+
+
+def test_nobody_waits_where_nothing_is_left_whatever_the_speed_was() -> None:
+    owner = slow("a")
+    lease = acquire(owner, 1000, 0.0)
+    live(owner).speed = 10_000.0
+    owner.release(lease, 0.0)
+    assert live(owner).wait(0.0) == 0
+
+
+ORDERS = st.lists(
+    st.tuples(
+        st.floats(0.01, 3), st.integers(1, 300), st.sampled_from(["send", "send", "cancel", "wait"]), st.integers()
+    ),
+    max_size=30,
+)
+
+
+@given(ORDERS)
+def test_the_wait_is_that_of_a_line_where_one_is_computed_after_the_other(
+    orders: list[tuple[float, int, str, int]],
+) -> None:
+    """Against a line that is played: time goes to the first in it, who goes away takes what was spent on him along."""
+    owner, line, now = slow("a"), deque[list[float]](), 0.0
+    for seconds, tokens, order, which in orders:
+        left = seconds
+        while line and line[0][1] <= left + 1e-9:
+            lease, cost = line.popleft()
+            now, left = now + cost, left - cost
+            owner.started(int(lease), now)
+        now += left
+        if line:
+            line[0][1] -= left
+        if order == "send":
+            line.append([acquire(owner, tokens, now), tokens / 100])
+        elif order == "cancel" and line:
+            gone = line[which % len(line)]
+            line.remove(gone)
+            owner.release(int(gone[0]), now)
+        assert live(owner).wait(now) == pytest.approx(sum([cost for _, cost in line]), abs=1e-6)
+        assert live(owner).waiting == len(line)
+
+
+# What counts beside
+
+
+def test_waiting_ends_with_the_first_output_and_active_with_the_end() -> None:
+    owner = fleet("a")
+    first, second = owner.acquire(live(owner), 10, 100, 0.0), owner.acquire(live(owner), 20, 200, 0.0)
+    assert (live(owner).waiting, live(owner).active_tokens) == (2, 300)
+    owner.started(first, 0.0)
+    assert (live(owner).waiting, live(owner).active_tokens) == (1, 300)
+    owner.release(second, 0.0)
+    assert (live(owner).waiting, live(owner).active_tokens) == (0, 100)
+    owner.release(first, 0.0)
+    assert (live(owner).waiting, live(owner).active_tokens) == (0, 0)
+
+
+def test_one_whose_speed_nobody_knows_is_taken_for_usual() -> None:
+    owner = fleet("a")
+    acquire(owner, 500, 0.0)
+    assert live(owner).wait(0.0) == pytest.approx(500 / PREFILL_SPEED)
+
+
+def test_the_utilisation_is_the_share_of_time_that_the_last_minute_takes() -> None:
+    owner = slow("a", "b")
+    assert owner.utilisation(0.0) == 0
+    for second in range(600):
+        acquire(owner, 100, float(second))  # one second's work a second, for two
+    assert owner.utilisation(600.0) == pytest.approx(0.5, rel=0.02)
+    assert owner.utilisation(600.0 + MEMORY_SECONDS) == pytest.approx(0.5 / math.e, rel=0.02)
+
+
+def test_work_piles_up_beyond_one() -> None:
+    owner = slow("a")
+    for second in range(600):
+        acquire(owner, 300, float(second))
+    assert owner.utilisation(600.0) == pytest.approx(3.0, rel=0.02)
+
+
+def test_those_that_cannot_be_used_have_no_time() -> None:
+    owner = slow("a", "b", "c")
+    acquire(owner, 6000, 0.0)
+    whole = owner.utilisation(0.0)
+    owner.set_status(A, Status.LOST)
+    assert owner.utilisation(0.0) == pytest.approx(whole * 3 / 2)
+    owner.drain(ReplicaId("b"), Drain.ASKED)
+    assert owner.utilisation(0.0) == pytest.approx(whole * 3)
+    owner.set_status(A, Status.READY)
+    owner.drain(ReplicaId("b"), None)
+    assert owner.utilisation(0.0) == pytest.approx(whole)
+    owner.remove(ReplicaId("c"))
+    assert owner.utilisation(0.0) == pytest.approx(whole * 3 / 2)
+    owner.put(replica("c"))
+    assert owner.utilisation(0.0) == pytest.approx(whole)
+    for each in "abc":
+        owner.set_status(ReplicaId(each), Status.LOST)
+    assert owner.utilisation(0.0) == pytest.approx(whole * 3), "as if there were one"
+
+
+def test_what_was_never_computed_was_no_work() -> None:
+    owner = slow("a")
+    acquire(owner, 6000, 0.0)
+    alone = owner.utilisation(30.0)
+    lease = acquire(owner, 3000, 10.0)
+    assert owner.utilisation(30.0) > alone
+    owner.release(lease, 20.0)
+    assert owner.utilisation(30.0) == pytest.approx(alone)
+    done = acquire(owner, 3000, 30.0)
+    owner.started(done, 31.0)
+    owner.release(done, 32.0)
+    assert owner.utilisation(32.0) > alone

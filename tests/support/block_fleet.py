@@ -1,7 +1,7 @@
 """The simple model block by block, behind the router that production runs: what ``simulations.simple`` has to agree with.
 
-Slow and plain: one list of blocks a replica, searched and cut as the model says, and a ``Router`` that is told of each block
-that is stored or removed.
+Slow and plain: one list of blocks a replica, searched and cut as the page of the model says, and a ``Router`` that is told of
+each block that is stored or removed.
 """
 
 import heapq

@@ -71,9 +71,16 @@ def _raw(value: object) -> msgspec.Raw:
 
 
 def candidate(
-    name: str, *, prompt: int = 100, cached: int = 0, queued: int = 0, flight: int = 0, share: float = 1.0
+    name: str,
+    *,
+    prompt: int = 100,
+    cached: int = 0,
+    queued: int = 0,
+    flight: int = 0,
+    share: float = 1.0,
+    **more: object,
 ) -> Candidate:
-    return Candidate(
+    plain = Candidate(
         replica=ReplicaId(name),
         prompt_tokens=prompt,
         cached_tokens=cached,
@@ -81,3 +88,17 @@ def candidate(
         in_flight=flight,
         share=share,
     )
+    return msgspec.structs.replace(plain, **more) if more else plain
+
+
+class GivenKeys:
+    """A chain of these keys."""
+
+    def __init__(self, *keys: int) -> None:
+        self._keys = list(keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def keys(self, count: int, /) -> list[int]:
+        return self._keys[:count]

@@ -1,0 +1,86 @@
+"""``policies/predicted_ttft.py``: the shortest time to the first token, with a price on computing."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balancer.core import PREFILL_SPEED, Asked, Knowledge
+from balancer.policies.predicted_ttft import PredictedTtft
+from tests.support.routing import candidate
+
+ONCE = PredictedTtft(price=1.0)
+
+
+def test_the_cost_is_the_predicted_time_to_the_first_token() -> None:
+    candidates = [
+        candidate("a", prompt=1000, wait=0.5, speed=100.0),
+        candidate("b", prompt=1000, cached=900, wait=2.0, speed=100.0),
+        candidate("c", prompt=1000, speed=50.0),
+    ]
+    assert ONCE.costs(candidates) == pytest.approx([10.5, 3.0, 20.0])
+    assert ONCE.choose(candidates, 0.0).replica == "b"
+
+
+def test_waiting_for_the_holder_is_weighed_against_computing_elsewhere() -> None:
+    free = candidate("b", prompt=1000, speed=100.0)
+    assert ONCE.choose([candidate("a", prompt=1000, cached=1000, wait=9.9, speed=100.0), free], 0.0).replica == "a"
+    assert ONCE.choose([candidate("a", prompt=1000, cached=1000, wait=10.1, speed=100.0), free], 0.0) is free
+
+
+def test_a_price_is_worth_that_much_more_waiting() -> None:
+    holder, free = (
+        candidate("a", prompt=1000, cached=1000, wait=25.0, speed=100.0),
+        candidate("b", prompt=1000, speed=100.0),
+    )
+    assert PredictedTtft(price=3.0).choose([holder, free], 0.0) is holder
+    assert PredictedTtft(price=2.0).choose([holder, free], 0.0) is free
+
+
+@pytest.mark.parametrize(
+    ("utilisation", "price"), [(0.0, 1.0), (0.5, 2.0), (0.75, 4.0), (0.9, 10.0), (0.99, 10.0), (1.0, 10.0), (3.0, 10.0)]
+)
+def test_without_a_number_the_price_is_what_the_fleet_has_no_room_for(utilisation: float, price: float) -> None:
+    (cost,) = PredictedTtft().costs([candidate("a", speed=100.0)], Asked(utilisation=utilisation))
+    assert cost == pytest.approx(price * 1.0)
+
+
+def test_the_highest_price_can_be_set_and_a_given_one_is_no_other() -> None:
+    (cost,) = PredictedTtft(max_price=3.0).costs([candidate("a", speed=100.0)], Asked(utilisation=0.9))
+    assert cost == pytest.approx(3.0)
+    (cost,) = PredictedTtft(price=20.0).costs([candidate("a", speed=100.0)], Asked(utilisation=0.5))
+    assert cost == pytest.approx(20.0)
+
+
+def test_a_price_without_a_number_decides_as_the_same_number_does() -> None:
+    holder, free = (
+        candidate("a", prompt=1000, cached=1000, wait=25.0, speed=100.0),
+        candidate("b", prompt=1000, speed=100.0),
+    )
+    assert PredictedTtft().choose([holder, free], 0.0, Asked(utilisation=0.1)) is free
+    assert PredictedTtft().choose([holder, free], 0.0, Asked(utilisation=0.8)) is holder
+
+
+@pytest.mark.parametrize(("knowledge", "cost"), [("exact", 0.2), ("learned", 0.2), ("partial", 0.28), ("blind", 0.28)])
+def test_of_what_is_guessed_a_share_is_not_believed(knowledge: str, cost: float) -> None:
+    guessed = candidate("a", cached=80, speed=100.0, knowledge=Knowledge(knowledge))
+    assert ONCE.costs([guessed]) == pytest.approx([cost])
+    assert PredictedTtft(price=1.0, doubt=0.0).costs([guessed]) == pytest.approx([0.2])
+
+
+def test_one_that_starts_slowly_costs_as_much_more() -> None:
+    assert ONCE.costs([candidate("a", wait=1.0, speed=100.0, share=0.5)]) == pytest.approx([4.0])
+
+
+def test_of_equals_the_fewest_in_flight_are_chosen_then_chance() -> None:
+    busy, free, other = candidate("a", flight=3), candidate("b", flight=1), candidate("c", flight=1)
+    assert [ONCE.choose([busy, free, other], draw).replica for draw in (0.0, 0.99)] == ["b", "c"]
+
+
+@given(cached=st.integers(0, 100), wait=st.floats(0, 10))
+def test_one_whose_speed_nobody_knows_is_taken_for_usual(cached: int, wait: float) -> None:
+    (cost,) = ONCE.costs([candidate("a", cached=cached, wait=wait)])
+    assert cost == pytest.approx(wait + (100 - cached) / PREFILL_SPEED)
+
+
+def test_what_is_expected_counts_unless_asked_otherwise() -> None:
+    assert PredictedTtft().counts_expected
