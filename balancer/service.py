@@ -39,6 +39,7 @@ from balancer.limits import Limiter, Permit
 from balancer.news import News
 from balancer.policies.base import make
 from balancer.pulse import Order, Pulse, Pulses
+from balancer.recording import Recorder
 from balancer.retries import Retries
 from balancer.router import Router
 from balancer.settings import DiscoverySettings, ReplicaSettings, Settings
@@ -94,6 +95,8 @@ class RouterService:
         self.memory = ChainMemory(settings.hashing.memory_bytes, secret=secrets.randbits(64))
         self.decisions = DecisionLog(settings.log.decisions_kept)
         self._decision_file = open_decision_file(settings.log, policy)
+        self.recorders: list[Recorder] = []
+        """Recordings under way."""
         self.targets = Targets(self._watcher, self._came, self._left)
         finds_more = settings.discovery != DiscoverySettings()
         found_by = discovery.make(settings.discovery.name, settings.discovery.settings)
@@ -171,8 +174,9 @@ class RouterService:
             NoReplica: none that serves it can take a request now, or some have not answered since the start.
             Saturated: none has had a place for it in time, or too many wait for one.
         """
+        at = time.time()
         return self.route_at_once(request, origin) or self._sent(
-            await self.waiting.turn(request, claim), request, origin
+            await self.waiting.turn(request, claim), request, origin, at
         )
 
     def route_at_once(self, request: RouteRequest, origin: Origin = NOBODY) -> Decision | None:
@@ -180,12 +184,25 @@ class RouterService:
         decision = self.waiting.at_once(request)
         return None if decision is None else self._sent(decision, request, origin)
 
-    def _sent(self, decision: Decision, request: RouteRequest, origin: Origin) -> Decision:
-        self.decisions.opened(decision, request.model, origin, time.time())
+    def _sent(
+        self, decision: Decision, request: RouteRequest, origin: Origin, came_at: float | None = None
+    ) -> Decision:
+        now = time.time()
+        self.decisions.opened(decision, request.model, origin, now)
+        if self.recorders:
+            self._record(decision, request, now if came_at is None else came_at)
         if decision.replica.id in self._publishers:
             recipe = self.router.caches.recognitions[decision.replica.id].recipe
             self.silence.sent(decision, request.prompt_lengths, recipe.block_size if recipe else UNKNOWN_BLOCK_SIZE)
         return decision
+
+    def _record(self, decision: Decision, request: RouteRequest, at: float) -> None:
+        matcher = self.router.caches.matcher
+        recipe = matcher.recipe(decision.replica)
+        chains = matcher.chains(request, decision.replica)
+        block_size = UNKNOWN_BLOCK_SIZE if recipe is None else recipe.block_size
+        for recorder in self.recorders:
+            recorder.sent(decision, request.prompt_lengths, chains, block_size, at)
 
     def can_route(self, request: RouteRequest) -> bool:
         """Whether anybody could take the request now."""
@@ -223,6 +240,8 @@ class RouterService:
     def started(self, lease: int) -> None:
         """The prompt has been computed. Told, and not waited for: it is called between two pieces of an answer."""
         self.router.started(lease, time.monotonic())
+        for recorder in self.recorders:
+            recorder.started(lease, time.time())
         if self.waiting.has_any:
             self.waiting.look()
 
@@ -248,6 +267,8 @@ class RouterService:
         ended = self.decisions.closed(lease, outcome, truth)
         if ended is not None and self._decision_file is not None:
             self._decision_file.add(ended)
+        for recorder in self.recorders:
+            recorder.ended(lease, outcome, truth, time.time())
 
     def adopt(self, replica: ReplicaId, queued_tokens: int, answer: Answer) -> int | None:
         """A request is under way there that this process has not routed; its lease, or None where there is no such replica."""

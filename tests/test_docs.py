@@ -16,7 +16,7 @@ import pytest
 
 from balancer import errors, openai, tenants
 from balancer.checks import CHECKS
-from balancer.commands import index, serve
+from balancer.commands import index, record, serve
 from balancer.core import NOTHING_ASKED, Candidate, Fault
 from balancer.ejection import Cause
 from balancer.fleet import Status
@@ -33,7 +33,11 @@ from balancer.settings import ReplicaSettings, Settings, load
 from balancer.signals import Signal
 from balancer.tokens import Tokenizer
 from indexer.index import ReplicaId
+from simulations.generators.base import Settings as Shared
+from simulations.generators.base import generators
 from simulations.named_policies import parse
+from simulations.traces import options
+from simulations.traces.formats.base import formats
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -103,6 +107,22 @@ def test_every_flag_of_what_examines_is_documented(name: str) -> None:
     for action in parser._actions:
         for flag in action.option_strings:
             assert re.search(rf"[` ]{flag}[` ]", text), f"{flag} is not in docs/doctor.md"
+
+
+def test_traces_are_documented_with_all_flags_formats_and_generators() -> None:
+    text = (DOCS / "traces.md").read_text()
+    parser = argparse.ArgumentParser(add_help=False)
+    record.configure(parser)
+    options.add_reading_options(both := argparse.ArgumentParser(add_help=False))
+    for action in (*parser._actions, *both._actions):
+        assert [flag for flag in action.option_strings if f"`{flag}" not in text] == []
+    for registry in (formats, generators):
+        for name in registry.names():
+            row = re.search(rf"^\| `{name}` \|.*", text, re.M)
+            assert row is not None, name
+            for field in msgspec.structs.fields(type(registry.make(name, {}))):  # type: ignore[arg-type]
+                told = text if field.name in Shared.__struct_fields__ or name == "diurnal" else row[0]
+                assert f"`{field.name}`" in told, (name, field.name)
 
 
 def test_every_check_is_documented_in_its_order() -> None:

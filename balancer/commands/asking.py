@@ -7,7 +7,7 @@ import argparse
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import aiohttp
 import msgspec
@@ -66,14 +66,22 @@ async def ask(
         raise Unreachable(
             f"no gateway at {where}: {reason(error)}; start it with kvlb serve, or name it with --gateway{otherwise}"
         ) from error
-    if response.status == 200:
-        return answer
+    if response.status != 200:
+        refusal(gateway, path, response.status, answer)
+    return answer
+
+
+def refusal(gateway: str, path: str, status: int, answer: bytes) -> NoReturn:
+    """An answer that is none, as an error.
+
+    Raises:
+        ConfigError: the gateway refuses what it was asked (4xx), in its own words.
+        Unreachable: it cannot serve this now, or is no kvlb.
+    """
     message, code = _error(answer)
     if message is None or code == "unknown_path":
-        raise Unreachable(
-            f"{gateway} answers {path.partition('?')[0]} with {response.status}: it is no kvlb, or an older one"
-        )
-    if 400 <= response.status < 500:
+        raise Unreachable(f"{gateway} answers {path.partition('?')[0]} with {status}: it is no kvlb, or an older one")
+    if 400 <= status < 500:
         raise ConfigError(message)
     raise Unreachable(message)
 

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from balancer.errors import NoReplica, RequestError, UnknownModel, UnknownPath
-from balancer.gateway import audit, debug, index_api, replicas, snapshot
+from balancer.gateway import audit, debug, index_api, recording, replicas, snapshot
 from balancer.gateway.access import Access
 from balancer.gateway.refusals import error_response
 from balancer.knowledge import View
@@ -37,6 +37,7 @@ def build_app(service: RouterService, metrics: Metrics, access: Access) -> web.A
     app.router.add_get("/v1/models/{model:.+}", control.model)
     app.router.add_get("/kvlb/status", control.status)
     debug.add_routes(app, service, access)
+    recording.add_routes(app, service)
     audit.add_routes(app, service)
     snapshot.add_routes(app, service.warm)
     index_api.add_routes(app, service)

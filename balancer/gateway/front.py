@@ -5,6 +5,7 @@ engine: the engines' own administration is not for clients. What browsers ask be
 answer has the request's id, and none says what it was made with.
 """
 
+import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
@@ -12,6 +13,8 @@ import msgspec
 
 from balancer import cors, openai
 from balancer.errors import NoBrain, RequestError, UnknownPath
+from balancer import cors, openai, recording
+from balancer.errors import NoBrain, UnknownPath
 from balancer.gateway import headers
 from balancer.gateway.access import Access
 from balancer.gateway.proxy import Proxy
@@ -38,6 +41,13 @@ class Front:
         self._control = control
         self._access = access
         self._browsers = browsers
+        self._endless: set[asyncio.Task[None]] = set()
+        """Answers that last as long as somebody reads them."""
+
+    def end(self) -> None:
+        """No answer may go on for ever from now on."""
+        for answer in self._endless:
+            answer.cancel()
 
     def __call__(self, request: Request, reply: Reply) -> Coroutine[Any, Any, None] | None:
         path = canonical(request.path)
@@ -60,6 +70,9 @@ class Front:
                 raise UnknownPath(f"there is no {asked} here; the paths that are forwarded are listed in docs/api.md")
         except RequestError as error:
             reply.send(named(refuse(error), request))
+            return self._without_end(request, reply) if path == recording.PATH else self._to_control(request, reply)
+        if request.method != "POST":
+            reply.send(refuse_method(request, refuse, "POST"))
             return None
         return self._to_control(request, reply)
 
@@ -74,6 +87,19 @@ class Front:
         )
         allow = "POST, OPTIONS" if path in openai.PATHS else "GET, HEAD, POST, OPTIONS"
         return Response(status=204, headers=(("Allow", allow), *asked.items()))
+
+    async def _without_end(self, request: Request, reply: Reply) -> None:
+        answer = asyncio.create_task(self._to_control(request, reply))
+        self._endless.add(answer)
+        try:
+            await asyncio.wait({answer})
+            if answer.cancelled():
+                reply.break_off()
+            else:
+                answer.result()
+        finally:
+            self._endless.discard(answer)
+            answer.cancel()
 
     async def _to_control(self, request: Request, reply: Reply) -> None:
         target = f"{request.path}?{request.query}" if request.query else request.path

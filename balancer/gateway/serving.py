@@ -56,9 +56,12 @@ class FrontServer:
         self._brain = brain
         self._client = HttpClient(KEEPALIVE_SECONDS, upstream_tls)
         proxy = Proxy(brain, counts, self._client, access, observer)
+        self._front = Front(proxy, self._client, control, access, settings.cors)
         self.server = HttpServer(
             around(Front(proxy, self._client, control, access, settings.cors)),
             _refuse_unread,
+            around(self._front),
+            refuse,
             ServerLimits(max_body_bytes=settings.server.max_body_bytes),
             access.caller,
         )
@@ -102,6 +105,7 @@ class FrontServer:
 
     async def _end(self, stop: Stopping | None) -> None:
         server = self.server
+        self._front.end()
         ending = asyncio.create_task(server.stop(self._brain.settings.server.drain_timeout_seconds))
         hurry = asyncio.create_task(stop.now.wait() if stop is not None else asyncio.Event().wait())
         await asyncio.wait([ending, hurry], return_when=asyncio.FIRST_COMPLETED)
