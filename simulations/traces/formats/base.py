@@ -19,6 +19,9 @@ from simulations.traces.trace import TraceBuilder, TraceError
 SHOWN: Final = 5
 """Problems that are told in full."""
 
+TOO_MANY: Final = 10_000
+"""Lines that cannot be read before any that can: the rest will be no better."""
+
 FIELDS: Final = ("timestamp", "input_length", "output_length", "hash_ids", "session_id", "delay")
 """What of a request can be found under another name (``ReadingOptions.columns``)."""
 
@@ -110,6 +113,7 @@ class Desk:
         self.notes: list[str] = []
         self._first: list[Line] = []
         self._rest: Iterator[Line] | None = None
+        self._builder: TraceBuilder | None = None
 
     @property
     def name(self) -> str:
@@ -151,6 +155,11 @@ class Desk:
             self.stop(number, field, what)
         if len(self.problems) < SHOWN:
             self.problems.append(self._problem(number, field, what))
+        if self.skipped == TOO_MANY and not self._builder:
+            raise ConfigError(
+                f"{self.source.name}: none of the first {TOO_MANY:,} lines can be read; is it of another format? "
+                f"The first: {self.problems[0]}"
+            )
 
     def stop(self, number: int, field: str, what: str) -> NoReturn:
         """Nothing can be made of the file.
@@ -167,11 +176,12 @@ class Desk:
     def builder(self, block_size: int, *, is_chained: bool) -> TraceBuilder:
         """For a trace of this file, with what the options say of blocks."""
         options = self.options
-        return TraceBuilder(
+        self._builder = TraceBuilder(
             self.name,
             options.block_size or block_size,
             is_chained=is_chained if options.chained is None else options.chained,
         )
+        return self._builder
 
     def _problem(self, number: int, field: str, what: str) -> str:
         unit = "" if self.source.unit == "line" else f"{self.source.unit} "

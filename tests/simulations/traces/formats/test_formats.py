@@ -340,6 +340,13 @@ def test_only_the_first_problems_are_told_in_full(read_text: Read) -> None:
     assert "and 25 more; --strict" in reading.text()
 
 
+def test_a_file_of_another_format_is_not_read_to_its_end(read_text: Read) -> None:
+    with pytest.raises(ConfigError, match=r"none of the first 10,000 lines.*trace\.jsonl:1: "):
+        read_text("y\n" * 10_001, format="mooncake")
+    trace, reading = read_text(written(line()) + "y\n" * 10_001)
+    assert (len(trace), reading.skipped) == (1, 10_001)
+
+
 def test_ids_may_be_texts_or_large(read_text: Read) -> None:
     trace, _ = read_text(
         written(line(ids=["a", "b"]), line(ids=["a", "c"]), line(ids=[2**63 + 1, 2**70]), line(ids=[1, 1]))
