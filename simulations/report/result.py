@@ -34,7 +34,8 @@ class Result(msgspec.Struct, frozen=True):
         hit_by_time: by step of arrival, the share of prompt tokens that came from a cache; None where nothing came.
         ceiling_by_time: what a cache that forgets nothing would have had of them; empty where nobody says.
         ttfts: seconds, at ``SHARES``; empty where nothing was served.
-        prompt_busy: the share of the time that a replica had prompts to compute: somebody waited there for the first token.
+        prompt_busy: the share of the time that a replica had prompts to compute: somebody waited there for the first token. Up
+            to the last arrival, as what comes after that is less and less.
         busy_by_time: the same by row of replicas and step.
         rows: how many replicas share a row; the last may have fewer.
     """
@@ -67,7 +68,8 @@ def result_of(run: Run, *, cache_tokens: int | None = None, infinite: Sequence[i
     ttfts = sorted([run.ttfts[at] for at in served])
     rows = -(-run.replicas // ROWS) if run.replicas else 1
     busy = _busy(run, served)
-    waited = sum([end - begin for spans in busy for begin, end in spans])
+    span = max(run.arrivals, default=0.0) or run.seconds
+    waited = sum([min(end, span) - begin for spans in busy for begin, end in spans if begin < span])
     return Result(
         policy=run.policy,
         seed=run.seed,
@@ -81,7 +83,7 @@ def result_of(run: Run, *, cache_tokens: int | None = None, infinite: Sequence[i
         hit_by_time=_shares(run, run.hits, served, width),
         ceiling_by_time=[] if infinite is None else _shares(run, infinite, served, width),
         ttfts=[_short(quantile(ttfts, share)) for share in SHARES] if ttfts else [],
-        prompt_busy=min(1.0, waited / (BINS * width * run.replicas)) if width > 0 and run.replicas else 0.0,
+        prompt_busy=waited / (span * run.replicas) if span > 0 and run.replicas else 0.0,
         busy_by_time=_grid(busy, width, rows),
         rows=rows,
     )

@@ -18,6 +18,9 @@ from simulations.report.finding import Certainty
 NAME: Final = 34
 """Names longer than this are cut."""
 
+MISSES: Final = "evicted"
+"""The first of the columns that say where tokens came from."""
+
 BOLD: Final = "\x1b[1m"
 DIM: Final = "\x1b[2m"
 PLAIN: Final = "\x1b[0m"
@@ -52,7 +55,7 @@ COLUMNS: Final = (
     Column("p99", _mean(_over("ttft_p99"))),
     Column("spread", _mean(_over("spread"))),
     Column("refused", lambda cell: percent(cell.refused) if cell.refused else "0"),
-    Column("evicted", _share(3)),
+    Column(MISSES, _share(3)),
     Column("elsewhere", _share(2)),
     Column("in flight", _share(1)),
     Column("first time", _share(0)),
@@ -115,14 +118,15 @@ def _fleet_block(every: Sequence[Cell], fleet: Fleet, bounds: BoundFacts | None,
 
 
 def _grid(head: list[str], rows: list[list[str]], ends: int, width: int, colour: bool) -> str:
-    """Columns side by side, as many as fit; those that are left over come below, with the names again."""
+    """Columns side by side, if they fit; else where tokens came from is below with the names again, as is what is left over."""
     names = [_cut(row[0], min(NAME, max(8, width - 12))) for row in rows]
     room = max(len(each) for each in [head[0], *names])
     wide = [max([len(head[at]), *(len(row[at]) for row in rows if at < len(row))]) for at in range(len(head))]
+    apart = head.index(MISSES) if room + sum(2 + each for each in wide[1:]) > width else 0
     groups: list[list[int]] = [[]]
     used = room
     for at in range(1, len(head)):
-        if used + 2 + wide[at] > width and groups[-1]:
+        if at == apart or (used + 2 + wide[at] > width and groups[-1]):
             groups.append([])
             used = room
         groups[-1].append(at)

@@ -43,7 +43,10 @@ def test_a_replica_is_busy_while_somebody_waits_for_the_first_token() -> None:
     first, second = made.busy_by_time
     assert first == [1.0] * 42 + [0.0] * 18  # the second one waited longest, the third was done before it
     assert second == [0.0] * 36 + [1.0] * 7 + [0.5] + [0.0] * 16
-    assert made.prompt_busy == (42 + 7.5) / 120
+    assert made.prompt_busy == (42 + 7.5) / 96  # of two replicas, up to the last arrival
+
+    late = result_of(msgspec.structs.replace(some, chosen=chosen, ttfts=array("d", [99.0] * 5)))
+    assert late.prompt_busy == (48 + 12) / 96
 
 
 def test_large_fleets_share_rows() -> None:
