@@ -12,13 +12,14 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from balancer.errors import ConfigError
+from balancer.errors import BalancerError, ConfigError
 from simulations.detailed import DetailedFleet, play_detailed
 from simulations.keys import TraceKeys
 from simulations.named_policies import NamedPolicy
@@ -32,6 +33,12 @@ T = TypeVar("T")
 
 FORMAT: Final = 1
 """Of stored runs: grows when a run of the same case would bring something else."""
+
+
+class SimulationError(BalancerError):
+    """Runs could not be played to their end, for no fault of what was asked for."""
+
+    exit_code = 1
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -121,6 +128,11 @@ def _played(trace: Trace, cases: Sequence[Case], which: Sequence[int], jobs: int
             coming = {pool.submit(_run_here, cases[at]): at for at in which}
             for done in as_completed(coming):
                 yield coming[done], decode(done.result())
+        except BrokenProcessPool as error:
+            raise SimulationError(
+                "a process that played a run was ended from outside, most likely for want of memory: give --jobs 1, or a part of "
+                "the trace; --resume DIR keeps what is done"
+            ) from error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

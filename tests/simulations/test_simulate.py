@@ -1,0 +1,178 @@
+"""``simulations/simulate.py`` and ``plan.py``: the commands, from a file to what is shown."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from balancer.cli import main
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    """A few conversations of a few turns, in Mooncake's form."""
+    lines = []
+    for turn in range(4):
+        for user in range(6):
+            ids = [user * 10 + at for at in range(turn + 2)]
+            line = {"timestamp": turn * 4000 + user * 300, "input_length": 512 * len(ids) - 100, "output_length": 20}
+            lines.append(json.dumps({**line, "hash_ids": ids}))
+    path = tmp_path / "chat.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def run(*words: str) -> int:
+    return main(list(words))
+
+
+def document(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert run("simulate", *words, "--json", "-", "--quiet") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_comparison_is_shown_with_bounds_and_findings(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("simulate", trace, "--simple", "--replicas", "2", "--policy", "predicted_ttft,round_robin") == 0
+    told = capsys.readouterr()
+    for words in ("predicted_ttft", "round_robin", "nothing forgotten", "Do I need cache-aware routing?"):
+        assert words in told.out
+    assert "24 requests, read as mooncake" in told.err
+    assert "2 of 2 runs" in told.err
+
+
+def test_flags_become_the_fleet(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(
+        capsys, trace, "--simple", "--replicas", "3", "--cache", "1M", "--prefill-tps", "5k", "--decode-ms", "10",
+        "--load", "0.5", "--closed-loop", "--fleet", "believed_tps=1000", "--policy", "predicted_ttft(price=3)", "--seed", "7",
+    )  # fmt: skip
+    (result,) = found["results"]
+    assert result["policy"] == "predicted_ttft(price=3)"
+    assert result["seed"] == 7
+    settings = result["settings"]
+    assert (settings["replicas"], settings["blocks"], settings["prefill_tps"]) == (3, 1_000_000 // 512, 5000)
+    assert (settings["decode_seconds"], settings["load"], settings["closed_loop"]) == (0.01, 0.5, True)
+    assert settings["believed_tps"] == 1000
+
+
+def test_the_detailed_model_is_played_by_default(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(
+        capsys, trace, "--replicas", "2", "--policy", "predicted_ttft", "--model", "llama-3.1-8b", "--gpu", "h100"
+    )
+    (result,) = found["results"]
+    assert result["settings"]["model"] == "detailed"
+    assert result["settings"]["block_size"] == 16
+    assert 0.5 < result["summary"]["hit"] < 1
+
+
+def test_a_sweep_plays_every_fleet_with_every_seed(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(
+        capsys,
+        trace,
+        "--simple",
+        "--sweep",
+        "replicas=1,2",
+        "--sweep",
+        "cache=8k,1M",
+        "--seeds",
+        "2",
+        "--policy",
+        "random",
+    )
+    assert len(found["results"]) == 8
+    assert {each["replicas"] for each in found["results"]} == {1, 2}
+    assert {each["settings"]["blocks"] for each in found["results"]} == {15, 1953}
+
+
+def test_a_scenario_says_the_same_and_flags_come_on_top(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario = tmp_path / "scenario.toml"
+    scenario.write_text(
+        'trace = "chat.jsonl"\nmodel = "simple"\npolicies = ["random", "round_robin"]\nseeds = 2\n'
+        "[fleet]\nreplicas = 4\nblocks = 99\n"
+    )
+    found = document(capsys, "--scenario", str(scenario))
+    assert len(found["results"]) == 4
+    assert {each["replicas"] for each in found["results"]} == {4}
+    found = document(
+        capsys, "--scenario", str(scenario), "--replicas", "2", "--cache", "5120", "--policy", "random", "--seeds", "1"
+    )
+    assert [(each["policy"], each["replicas"], each["settings"]["blocks"]) for each in found["results"]] == [
+        ("random", 2, 10)
+    ]
+
+
+def test_pages_plots_and_documents_are_written_and_equal_runs_are_equal(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (trace, "--simple", "--policy", "predicted_ttft,random", "--quiet")
+    for name in ("a", "b"):
+        files = [str(tmp_path / f"{name}.{kind}") for kind in ("json", "html")]
+        assert run("simulate", *words, "--json", files[0], "--html", files[1], "--plots", str(tmp_path / name)) == 0
+    for kind in ("json", "html"):
+        assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
+    assert (tmp_path / "a.html").read_text().startswith("<!DOCTYPE html>")
+    assert {each.suffix for each in (tmp_path / "a").iterdir()} == {".svg"}
+
+
+def test_finished_runs_are_found_again(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("simulate", trace, "--simple", "--policy", "random", "--resume", str(tmp_path / "runs"))
+    assert run(*words) == 0
+    first = capsys.readouterr().out
+    (kept,) = (tmp_path / "runs").iterdir()
+    before = kept.stat().st_mtime_ns
+    assert run(*words) == 0
+    assert capsys.readouterr().out == first
+    assert kept.stat().st_mtime_ns == before, "it was not played again"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "trace: name a trace's file"),
+        ("TRACE --policy nope", "there is no policy 'nope'"),
+        ("TRACE --policy predicted_ttft(price=high)", "policy.predicted_ttft: Expected `float | null`"),
+        ("TRACE --policy predicted_ttft(price", "a bracket is not closed"),
+        ("TRACE --simple --fleet speed=3", "fleet.speed: a fleet of the simple model has no such field"),
+        ("TRACE --simple --fleet event_lag=1", "the detailed model has it"),
+        ("TRACE --simple --replicas 0", "Expected `int` >= 1 - at `$.replicas`"),
+        ("TRACE --simple --replicas many", "Expected `int`, got `str` - at `$.replicas`"),
+        ("TRACE --simple --cache 1M --blocks 3", "give either cache (in tokens) or blocks"),
+        ("TRACE --simple --sweep replicas", "write a field of the fleet"),
+        ("TRACE --prefill-tps 1000", "the detailed model needs both"),
+        ("TRACE --model llama-3.1-8b", "a speed takes both"),
+        ("TRACE --simple --seeds 0", "seeds"),
+        ("TRACE --simple --jobs 0", "--jobs: must be at least 1"),
+        ("TRACE --simple --png", "--png: name a folder"),
+        ("TRACE.nothing --simple", "No such file"),
+        ("TRACE --scenario TRACE.nothing", "No such file"),
+        ("TRACE --simple --html /nowhere/page.html", "--html /nowhere/page.html: No such file or directory"),
+    ],
+)
+def test_what_is_wrong_is_one_line_that_names_it(
+    words: str, message: str, trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("simulate", *words.replace("TRACE", trace).split(), "--quiet") == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert len(told.strip().splitlines()) == 1
+
+
+def test_the_cheapest_fleet_that_holds_a_target_is_found(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", trace, "--slo", "ttft_p95=80ms", "--model", "llama-3.1-8b", "--gpu", "h100,l4", "--rate", "20")
+    assert run(*words, "--price", "h100=3", "--max-replicas", "16", "--json", "-") == 0
+    found = json.loads(capsys.readouterr().out)["plans"]
+    assert found, "a fleet of h100 can hold it"
+    assert {each["hardware"]["gpu"] for each in found} == {"h100"}, "one prompt takes an l4 longer than that"
+    assert [each["price"] for each in found] == sorted(each["price"] for each in found)
+    assert found[0]["price"] == 3 * found[0]["replicas"]
+    assert found[0]["was_confirmed"]
+    assert run(*words, "--no-confirm") == 0
+    assert "holds ttft_p95 <=" in capsys.readouterr().out.replace("hold ttft", "holds ttft")
+
+
+def test_what_nobody_can_hold_is_said(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", trace, "--slo", "ttft_p95=1ms", "--model", "llama-3.1-8b", "--gpu", "h100", "--max-replicas", "8")
+    assert run(*words) == 1
+    assert "no fleet of up to 8 replicas holds ttft_p95" in capsys.readouterr().err

@@ -1,0 +1,37 @@
+"""``simulations/targets.py``: targets are read as people write them, and held or not."""
+
+import msgspec
+import pytest
+
+from balancer.errors import ConfigError
+from simulations.results import Summary
+from simulations.targets import Target, parse_target
+
+SUMMARY = Summary("p", 10, 0, 0.5, 1.0, 0.9, 1.5, 2.0, 3.0, 4.0, 9.0, 1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("ttft_p95=2s", Target("ttft_p95", 2.0)),
+        ("ttft_mean=500ms", Target("ttft_mean", 0.5)),
+        (" ttft_p99 = 1.5 ", Target("ttft_p99", 1.5)),
+        ("latency_mean=2m", Target("latency_mean", 120.0)),
+    ],
+)
+def test_a_target_is_a_figure_and_a_time(text: str, target: Target) -> None:
+    assert parse_target(text) == target
+
+
+@pytest.mark.parametrize(
+    "text", ["ttft_p95", "ttft_p95=", "ttft_p95=0s", "p95=2s", "ttft_p95=-1s", "ttft_p95=2h", "hit=0.5"]
+)
+def test_what_is_none_names_the_figures(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--slo .*as in --slo ttft_p95=2s; figures: ttft_mean"):
+        parse_target(text)
+
+
+def test_a_target_is_held_up_to_its_time_by_those_who_refuse_nobody() -> None:
+    assert Target("ttft_p95", 2.0).is_held(SUMMARY)
+    assert not Target("ttft_p95", 1.99).is_held(SUMMARY)
+    assert not Target("ttft_p95", 2.0).is_held(msgspec.structs.replace(SUMMARY, refused=1))
