@@ -130,8 +130,8 @@ def _played(trace: Trace, cases: Sequence[Case], which: Sequence[int], jobs: int
                 yield coming[done], decode(done.result())
         except BrokenProcessPool as error:
             raise SimulationError(
-                "a process that played a run was ended from outside, most likely for want of memory: give --jobs 1, or a part of "
-                "the trace; --resume DIR keeps what is done"
+                "a process that played a run was ended from outside, most likely for want of memory: give --jobs 1, or a "
+                "part of the trace; --resume DIR keeps what is done"
             ) from error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
