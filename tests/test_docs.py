@@ -3,8 +3,8 @@
 import argparse
 import importlib
 import re
-import tomllib
 import sys
+import tomllib
 from collections import Counter
 from functools import reduce
 from pathlib import Path

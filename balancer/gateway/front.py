@@ -11,10 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from balancer import cors, openai
-from balancer.errors import NoBrain, RequestError, UnknownPath
 from balancer import cors, openai, recording
-from balancer.errors import NoBrain, UnknownPath
+from balancer.errors import NoBrain, RequestError, UnknownPath
 from balancer.gateway import headers
 from balancer.gateway.access import Access
 from balancer.gateway.proxy import Proxy
@@ -70,11 +68,8 @@ class Front:
                 raise UnknownPath(f"there is no {asked} here; the paths that are forwarded are listed in docs/api.md")
         except RequestError as error:
             reply.send(named(refuse(error), request))
-            return self._without_end(request, reply) if path == recording.PATH else self._to_control(request, reply)
-        if request.method != "POST":
-            reply.send(refuse_method(request, refuse, "POST"))
             return None
-        return self._to_control(request, reply)
+        return self._without_end(request, reply) if path == recording.PATH else self._to_control(request, reply)
 
     def _allowed(self, request: Request, path: str) -> Response:
         """What may be sent to a path: asked by browsers without a key, before anything else."""

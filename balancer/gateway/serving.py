@@ -58,10 +58,8 @@ class FrontServer:
         proxy = Proxy(brain, counts, self._client, access, observer)
         self._front = Front(proxy, self._client, control, access, settings.cors)
         self.server = HttpServer(
-            around(Front(proxy, self._client, control, access, settings.cors)),
-            _refuse_unread,
             around(self._front),
-            refuse,
+            _refuse_unread,
             ServerLimits(max_body_bytes=settings.server.max_body_bytes),
             access.caller,
         )
