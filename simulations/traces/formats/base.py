@@ -5,6 +5,7 @@ point of the group ``kvlb.trace_formats``.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, Final, NoReturn, Protocol
 
 import msgspec
@@ -226,7 +227,7 @@ def guess(desk: Desk) -> str:
         fields = {ours.get(name, name): value for name, value in fields.items()}
     else:
         fields = None
-    found = [name for name in formats.names() if formats.make(name, {}).recognises(first, fields)]
+    found = [name for name, each in _known().items() if each.recognises(first, fields)]
     if len(found) == 1:
         return found[0]
     if found:
@@ -237,6 +238,11 @@ def guess(desk: Desk) -> str:
         f"{desk.source.name}: is of no format that is known by its first line; say which with --format: "
         f"{', '.join(formats.names())} (and what its columns are called with --column)"
     )
+
+
+@cache
+def _known() -> Mapping[str, Format]:
+    return {name: formats.make(name, {}) for name in formats.names()}
 
 
 def message_of(error: TraceError) -> str:
