@@ -38,6 +38,7 @@ def test_what_branches_widely_is_shared_however_rare_it_is() -> None:
     alone = [[number] for number in range(10_000, 10_000 + 60 * WIDE_FAN)]
     document = [[1, 2, 100 + question] for question in range(WIDE_FAN)]
     assert len(set(derived_sessions(trace_of(alone + document)))) == len(alone) + WIDE_FAN
+    assert sum(wide_blocks(trace_of(alone + document))) == 2  # what comes before it, too
     assert len(set(derived_sessions(trace_of(alone + document[1:])))) == len(alone) + 1
 
 
