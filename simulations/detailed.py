@@ -87,6 +87,13 @@ class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gateways: Count = 1
     restarts: tuple[Restart, ...] = ()
 
+    def __post_init__(self) -> None:
+        for restart in self.restarts:
+            if restart.replica >= self.replicas:
+                raise ValueError(
+                    f"restarts: there is no replica {restart.replica} among {self.replicas}; they are counted from 0"
+                )
+
 
 def play_detailed(
     trace: Trace,
@@ -218,8 +225,7 @@ class _Play:
 
     def run(self, name: str, seed: int) -> Run:
         for restart in self._settings.restarts:
-            if restart.replica < len(self._replicas):
-                self._push(restart.at, self._die, self._replicas[restart.replica], restart.down)
+            self._push(restart.at, self._die, self._replicas[restart.replica], restart.down)
         coming, events = self._coming, self._events
         while True:
             arrival = coming.peek()
@@ -373,9 +379,11 @@ class _Play:
                 self._follow(now, request)
             else:
                 self._push(now, self._arrive, request, 2, self._arrivals[request])
-        self._push(now + down, self._return, replica)
+        self._push(now + down, self._return, replica, replica.life)
 
-    def _return(self, now: float, replica: _Replica) -> None:
+    def _return(self, now: float, replica: _Replica, life: int) -> None:
+        if replica.life != life:  # it has died again meanwhile, and comes back later
+            return
         replica.engine = Engine(self._config)
         for gateway in self._gateways:
             gateway.caches.apply(replica.name, [AllBlocksCleared()])

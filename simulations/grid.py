@@ -5,6 +5,7 @@ the trace make a run, the same one on any number of cores, in any order.
 """
 
 import hashlib
+import inspect
 import multiprocessing
 import os
 import tempfile
@@ -166,7 +167,8 @@ class _Store:
         self._name = f"{FORMAT}/{trace.name}/{trace.block_size}/{digest.hexdigest()}".encode()
 
     def _path(self, case: Case) -> Path:
-        name = hashlib.blake2b(self._name + msgspec.json.encode(case, order="sorted"), digest_size=16)
+        made = self._name + msgspec.json.encode(case, order="sorted") + _code(type(case.policy.make()))
+        name = hashlib.blake2b(made, digest_size=16)
         return self._folder / f"{name.hexdigest()}.run"
 
     def get(self, case: Case) -> Run | None:
@@ -185,6 +187,15 @@ class _Store:
             Path(file.name).replace(path)
         except OSError as error:
             raise ConfigError(f"--resume {self._folder}: {error.strerror}; make room or leave it out") from error
+
+
+@lru_cache
+def _code(policy: type) -> bytes:
+    """What a policy's file says: who works on one wants to see what it does now."""
+    try:
+        return Path(inspect.getfile(policy)).read_bytes()
+    except (OSError, TypeError):
+        return b""
 
 
 def _as_bytes(value: object) -> object:

@@ -51,7 +51,8 @@ def _parse_one(text: str) -> NamedPolicy:
     if not bracket:
         return NamedPolicy(name, name, {})
     settings = {}
-    for pair in _split(rest.strip()[:-1], f"--policy {name}"):
+    inside = rest.strip()[:-1].strip()
+    for pair in _split(inside, f"--policy {name}") if inside else []:
         key, equals, value = pair.partition("=")
         if not equals:
             raise ConfigError(

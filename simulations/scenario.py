@@ -81,7 +81,7 @@ def load(path: str) -> Scenario:
     try:
         made = msgspec.convert(data, Scenario)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{path}: {_said(error)}") from error
     trace = made.trace
     if trace is not None and trace != "-":
         made = msgspec.structs.replace(made, trace=str(Path(path).parent / trace))
@@ -146,15 +146,17 @@ def fleet_of(model: Kind, fields: Mapping[str, Any]) -> SimpleFleet | DetailedFl
         if "blocks" in given:
             raise ConfigError(f"fleet.{CACHE}: give either {CACHE} (in tokens) or blocks, not both")
         size = number_of(given.get("block_size", kind.__struct_defaults__[known.index("block_size")]))
+        if not isinstance(size, int):
+            raise ConfigError(f"fleet.block_size: must be a number of tokens, got {size!r}")
         tokens = number_of(given.pop(CACHE))
-        if not isinstance(tokens, int | float) or not isinstance(size, int) or tokens < size:
+        if not isinstance(tokens, int | float) or tokens < size:
             raise ConfigError(f"fleet.{CACHE}: must be a number of tokens, one block ({size}) at least, got {tokens}")
         given["blocks"] = int(tokens // size)
     given = {field: number_of(value) for field, value in given.items()}
     try:
         return msgspec.convert(given, kind)
     except (msgspec.ValidationError, ValueError) as error:
-        raise ConfigError(f"fleet: {error}") from error
+        raise ConfigError(f"fleet.{_said(error)}") from error
 
 
 def sweep_of(text: str, flag: str = "--sweep") -> tuple[str, list[Any]]:
@@ -194,6 +196,15 @@ def _combined(fleet: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]) -> l
 
 def _unique(policies: Sequence[NamedPolicy]) -> list[NamedPolicy]:
     return list({policy.written: policy for policy in policies}.values())
+
+
+def _said(error: Exception) -> str:
+    """The field first, and then what it must be."""
+    message, at, place = str(error).partition(" - at `$")
+    if not at:
+        return message
+    field = place.rstrip("`").lstrip(".")
+    return f"{field}: {message}" if field else message
 
 
 def _remedy(field: str, known: Sequence[str]) -> str:

@@ -310,6 +310,11 @@ def test_what_was_never_computed_was_no_work() -> None:
     assert owner.utilisation(30.0) > alone
     owner.release(lease, 20.0)
     assert owner.utilisation(30.0) == pytest.approx(alone)
+    lease = acquire(owner, 3000, 20.0)
+    acquire(owner, 6000, 25.0)
+    owner.release(lease, 25.0)
+    alone += 60 / MEMORY_SECONDS * math.exp(-5 / MEMORY_SECONDS)
+    assert owner.utilisation(30.0) == pytest.approx(alone)
     done = acquire(owner, 3000, 30.0)
     owner.started(done, 31.0)
     owner.release(done, 32.0)

@@ -1,0 +1,190 @@
+"""``simulations/scenario.py``: a file becomes cases, and whatever is wrong with it names the field and the remedy."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from balancer.errors import ConfigError
+from simulations.detailed import DetailedFleet, Restart
+from simulations.scenario import DEFAULT_POLICIES, Kind, Scenario, cases, fleet_of, load, number_of, sweep_of
+from simulations.simple import SimpleFleet
+
+FILE = """
+trace = "mine.jsonl"
+model = "simple"
+policies = ["predicted_ttft(price=3),round_robin", "random"]
+seeds = 2
+seed = 5
+ttft_p95 = 2.5
+
+[fleet]
+replicas = 4
+prefill_tps = "20k"
+
+[sweep]
+cache = ["1M", "4M"]
+load = [0.5, 0.9]
+"""
+
+
+def written(tmp_path: Path, text: str) -> str:
+    (tmp_path / "scenario.toml").write_text(text)
+    return str(tmp_path / "scenario.toml")
+
+
+def test_a_file_becomes_every_policy_on_every_fleet_with_every_seed(tmp_path: Path) -> None:
+    scenario = load(written(tmp_path, FILE))
+    assert scenario.trace == str(tmp_path / "mine.jsonl"), "seen from the scenario's folder"
+    assert scenario.ttft_p95 == 2.5
+    planned = cases(scenario)
+    assert len(planned) == 3 * 4 * 2
+    assert [(each.policy.written, each.seed) for each in planned[:6]] == [
+        (policy, seed) for policy in ("predicted_ttft(price=3)", "round_robin", "random") for seed in (5, 6)
+    ]
+    assert len({each.fleet for each in planned[:6]}) == 1, "what is compared comes together"
+    assert planned[0].fleet == SimpleFleet(replicas=4, blocks=1_000_000 // 512, load=0.5, prefill_tps=20_000.0)
+    assert planned[-1].fleet == SimpleFleet(replicas=4, blocks=4_000_000 // 512, load=0.9, prefill_tps=20_000.0)
+
+
+def test_an_empty_file_is_the_usual_policies_on_a_detailed_fleet(tmp_path: Path) -> None:
+    planned = cases(load(written(tmp_path, "")))
+    assert [each.policy.written for each in planned] == DEFAULT_POLICIES.split(",")
+    assert {each.fleet for each in planned} == {DetailedFleet()}
+
+
+@pytest.mark.parametrize("trace", ["-", "/somewhere/else.jsonl"])
+def test_standard_input_and_whole_paths_stay(tmp_path: Path, trace: str) -> None:
+    assert load(written(tmp_path, f'trace = "{trace}"')).trace == trace
+
+
+def test_a_policy_that_is_written_twice_is_played_once() -> None:
+    planned = cases(Scenario(policies=("random", "random(),round_robin")))
+    assert [each.policy.written for each in planned] == ["random", "round_robin"]
+
+
+def test_a_sweep_over_caches_stands_for_the_blocks_of_the_fleet() -> None:
+    scenario = Scenario(model="simple", policies=("random",), fleet={"blocks": 7}, sweep={"cache": ["512", "5120"]})
+    assert [each.fleet for each in cases(scenario)] == [SimpleFleet(blocks=1), SimpleFleet(blocks=10)]
+
+
+def test_a_cache_in_tokens_is_as_many_blocks_as_fit() -> None:
+    assert fleet_of("simple", {"cache": "1023"}) == SimpleFleet(blocks=1)
+    assert fleet_of("detailed", {"cache": "4M", "block_size": 100}) == DetailedFleet(blocks=40_000, block_size=100)
+
+
+def test_structures_are_read() -> None:
+    fleet = fleet_of(
+        "detailed", {"restarts": [{"at": 5, "replica": 7}], "speeds": [1, 0.5], "latency": {"token": 1e-5}}
+    )
+    assert isinstance(fleet, DetailedFleet)
+    assert fleet.restarts == (Restart(5.0, 7, 60.0),)
+    assert fleet.speeds == (1.0, 0.5)
+    assert fleet.latency.token == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("4M", 4_000_000),
+        ("1.5k", 1500),
+        ("2G", 2_000_000_000),
+        ("0.5", 0.5),
+        (" 7 ", 7),
+        ("4 M", "4 M"),
+        ("x", "x"),
+        (3, 3),
+    ],
+)
+def test_numbers_with_a_letter(text: Any, number: object) -> None:
+    assert number_of(text) == number
+
+
+def test_a_sweep_on_the_command_line() -> None:
+    assert sweep_of("block-size=16,512") == ("block_size", [16, 512])
+    assert sweep_of("cache=1M, 4M") == ("cache", [1_000_000, 4_000_000])
+    assert sweep_of("closed_loop=true,false") == ("closed_loop", [True, False])
+
+
+@pytest.mark.parametrize("text", ["replicas", "replicas=", "replicas=,"])
+def test_a_sweep_that_is_none_is_told_how_to_write_one(text: str) -> None:
+    with pytest.raises(
+        ConfigError, match=re.escape(f"--sweep {text}: write a field of the fleet and values, as in --sweep")
+    ):
+        sweep_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("modell = 'simple'", "modell: there is no such field; did you mean model?"),
+        (
+            "zzz = 1",
+            "zzz: there is no such field; there are: trace, model, policies, fleet, sweep, seeds, seed, ttft_p95",
+        ),
+        ("model = 'quick'", "model: Invalid enum value 'quick'"),
+        ("seeds = 0", "seeds: Expected `int` >= 1"),
+        ("seeds = 1001", "seeds: Expected `int` <= 1000"),
+        ("ttft_p95 = 0.0", "ttft_p95: Expected `float` > 0.0"),
+        ("policies = 'random'", "policies: Expected `array`, got `str`"),
+        ("sweep = 3", "sweep: Expected `object`, got `int`"),
+        ("model = ", "this is no TOML: "),
+        ("\udcff", "this is no TOML: "),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_one_error_with_the_field(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "scenario.toml"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigError, match=re.escape(f"{path}: {message}")):
+        load(str(path))
+
+
+def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: No such file or directory"):
+        load(str(tmp_path / "nowhere.toml"))
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "message"),
+    [
+        ("simple", {"replica": 2}, "fleet.replica: a fleet of the simple model has no such field; did you mean replicas?"),
+        ("simple", {"gateways": 2}, "fleet.gateways: a fleet of the simple model has no such field; the detailed"),
+        ("detailed", {"pooled": True}, "fleet.pooled: a fleet of the detailed model has no such field; the simple"),
+        ("simple", {"xyz": 2}, "fleet.xyz: a fleet of the simple model has no such field; there are: replicas, blocks"),
+        ("simple", {"cache": "4M", "blocks": 3}, "fleet.cache: give either cache (in tokens) or blocks, not both"),
+        ("simple", {"cache": "511"}, "fleet.cache: must be a number of tokens, one block (512) at least, got 511"),
+        ("detailed", {"cache": "lots"}, "fleet.cache: must be a number of tokens, one block (16) at least, got lots"),
+        ("simple", {"cache": "4M", "block_size": "x"}, "fleet.block_size: must be a number of tokens, got 'x'"),
+        ("simple", {"replicas": "many"}, "fleet.replicas: Expected `int`, got `str`"),
+        ("simple", {"replicas": 0}, "fleet.replicas: Expected `int` >= 1"),
+        ("simple", {"load": float("nan")}, "fleet.load: Expected `float` > 0.0"),
+        ("detailed", {"event_loss": 1.5}, "fleet.event_loss: Expected `float` <= 1.0"),
+        ("detailed", {"speeds": [1, 0]}, "fleet.speeds[1]: Expected `float` > 0.0"),
+        ("detailed", {"latency": {"token": -1}}, "fleet.latency: token must be a number of seconds, 0 or more, got -1.0"),
+        ("detailed", {"restarts": [{"at": 1, "replica": 8}]}, "fleet.restarts: there is no replica 8 among 8"),
+        ("detailed", {"restarts": [{"at": 1, "replica": 1, "dow": 2}]}, "fleet.restarts[0]: Object contains unknown"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_fleet_is_one_error_with_the_field(
+    model: Kind, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match="^" + re.escape(message)):
+        fleet_of(model, fields)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "message"),
+    [
+        (Scenario(policies=("nobody",)), "policy.name: there is no policy 'nobody'"),
+        (Scenario(sweep={"replicas": []}), "sweep.replicas: give one value at least"),
+        (Scenario(sweep={"replica": [1]}), "fleet.replica: a fleet of the detailed model has no such field"),
+        (
+            Scenario(policies=("random",), sweep={"replicas": list(range(1, 102))}, seeds=1000),
+            "sweep: 101,000 runs are asked for, and 100,000 at most are played; vary less at once",
+        ),
+    ],
+)
+def test_what_cannot_be_played_is_said_before_anything_is(scenario: Scenario, message: str) -> None:
+    with pytest.raises(ConfigError, match="^" + re.escape(message)):
+        cases(scenario)
