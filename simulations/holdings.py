@@ -1,7 +1,8 @@
 """Which replica holds how far which segments, and is expected to: a router's index, by segments (``simulations.paths``).
 
-Knows replicas by number. Never knows load or time. It answers as ``indexer.tiers.TierIndex`` and
-``indexer.predicted.PredictedBlocks`` do block by block, of replicas that tell at once what they hold.
+Knows replicas and leases by number. Never knows load or time. It answers as ``indexer.tiers.TierIndex`` and
+``indexer.predicted.PredictedBlocks`` do block by block, of replicas that tell at once what they hold: a lease expects what its
+replica did not hold when it was given, until somebody has computed it there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,13 +11,14 @@ from collections.abc import Mapping, Sequence
 class Holdings:
     """Mutable; ``parts`` are the replicas' own tables of what they hold (``SegmentCache.held``), by replica."""
 
-    __slots__ = ("_counts", "_everyone", "_lengths", "_parts", "computed", "expected", "whole")
+    __slots__ = ("_begins", "_everyone", "_lengths", "_parts", "computed", "expected", "whole")
 
     def __init__(self, lengths: Sequence[int], parts: Sequence[Mapping[int, int]]) -> None:
         self._lengths = lengths
         self._parts = parts
         self._everyone = (1 << len(parts)) - 1
-        self._counts: dict[tuple[int, int], int] = {}
+        # (segment, replica) -> for each lease that expects it, the block of it from which on
+        self._begins: dict[tuple[int, int], dict[int, int]] = {}
         self.whole = [0] * len(lengths)  # by segment: the bits of those that hold it whole
         self.expected = [0] * len(lengths)  # by segment: the bits of those that are to compute it
         self.computed = bytearray(len(lengths))  # whether anybody ever has
@@ -27,6 +29,9 @@ class Holdings:
         for segment in segments:
             self.whole[segment] |= bit
             self.computed[segment] = 1
+            if self.expected[segment] & bit:
+                self.expected[segment] ^= bit
+                del self._begins[segment, replica]
 
     def lose(self, replica: int, segments: Sequence[int]) -> None:
         """They are not held whole there any more."""
@@ -34,40 +39,42 @@ class Holdings:
         for segment in segments:
             self.whole[segment] &= keep
 
-    def expect(self, replica: int, path: Sequence[int]) -> None:
+    def expect(self, lease: int, replica: int, path: Sequence[int]) -> None:
         """A request was sent there that will compute what is lacking of the path."""
-        bit, counts, expected = 1 << replica, self._counts, self.expected
+        bit, expected, part = 1 << replica, self.expected, self._parts[replica]
         for segment in path:
-            name = (segment, replica)
-            counts[name] = counts.get(name, 0) + 1
-            expected[segment] |= bit
+            if not self.whole[segment] & bit:
+                expected[segment] |= bit
+                self._begins.setdefault((segment, replica), {})[lease] = part.get(segment, 0)
 
-    def expect_no_more(self, replica: int, path: Sequence[int]) -> None:
+    def expect_no_more(self, lease: int, replica: int, path: Sequence[int]) -> None:
         """The request has computed it, or has ended."""
-        keep, counts, expected = ~(1 << replica), self._counts, self.expected
+        bit, expected = 1 << replica, self.expected
         for segment in path:
-            name = (segment, replica)
-            count = counts[name] - 1
-            if count:
-                counts[name] = count
-            else:
-                del counts[name]
-                expected[segment] &= keep
+            begins = self._begins.get((segment, replica)) if expected[segment] & bit else None
+            if begins is not None and begins.pop(lease, None) is not None and not begins:
+                del self._begins[segment, replica]
+                expected[segment] ^= bit
 
-    def is_awaited(self, segment: int, but: int) -> bool:
-        """Whether anybody is to compute it, one request at replica ``but`` not counted."""
+    def is_awaited(self, segment: int, lease: int, replica: int) -> bool:
+        """Whether anybody is to compute it beside this lease at this replica."""
         expected = self.expected[segment]
-        return bool(expected & ~(1 << but)) or self._counts.get((segment, but), 0) > 1
+        return bool(expected & ~(1 << replica)) or bool(self._begins.get((segment, replica), {}).keys() - {lease})
 
     def depths(self, path: Sequence[int], *, expecting: bool) -> list[int]:
         """How many leading blocks of the path each replica holds, by replica; what is expected counts if ``expecting``."""
-        parts, lengths, whole, expected = self._parts, self._lengths, self.whole, self.expected
+        parts, lengths, whole, expected, begins = self._parts, self._lengths, self.whole, self.expected, self._begins
         found = [0] * len(parts)
         left, blocks = self._everyone, 0
         for segment in path:
             holders = whole[segment]
-            if expecting:
-                holders |= expected[segment]
+            awaited = expected[segment] & ~holders & left if expecting else 0
+            while awaited:
+                bit = awaited & -awaited
+                awaited ^= bit
+                replica = bit.bit_length() - 1
+                if parts[replica].get(segment, 0) >= min(begins[segment, replica].values()):
+                    holders |= bit
             ended = left & ~holders
             while ended:
                 bit = ended & -ended

@@ -242,7 +242,7 @@ class _Play:
             depth = self._holdings.depths(path, expecting=True)[number]
             uncached = tokens - min(depth, usable) * size
         lease = self._fleet.acquire(lane.live, uncached, tokens, now)
-        self._holdings.expect(number, path)
+        self._holdings.expect(lease, number, path)
         lane.queue.append((request, lease))
         self._begin(now, lane)
 
@@ -271,7 +271,7 @@ class _Play:
             return
         lane.queue.popleft()
         self._holdings.lose(lane.number, broken) if not self._settings.pooled else self._lose_everywhere(broken)
-        self._explain(lane.number, request, hit)
+        self._explain(lane.number, request, lease, hit)
         seconds = (tokens - hit * size) / self._settings.prefill_tps
         self._hits[request] = hit * size
         lane.busy = True
@@ -284,7 +284,7 @@ class _Play:
         new, blocks = lane.cache.keep(path, used)
         for number in range(len(self._lanes)) if self._settings.pooled else (lane.number,):
             self._holdings.keep(number, new)
-        self._holdings.expect_no_more(lane.number, path)
+        self._holdings.expect_no_more(lease, lane.number, path)
         self._fleet.started(lease, now)
         lane.busy = False
         lane.answers += 1
@@ -317,7 +317,7 @@ class _Play:
         for number in range(len(self._lanes)):
             self._holdings.lose(number, segments)
 
-    def _explain(self, replica: int, request: int, hit: int) -> None:
+    def _explain(self, replica: int, request: int, lease: int, hit: int) -> None:
         """Why what it does not hit has to be computed."""
         holdings, lengths, size = self._holdings, self._paths.lengths, self._settings.block_size
         tokens, path = self._trace.inputs[request], self._paths.paths[request]
@@ -335,7 +335,7 @@ class _Play:
             missing -= there
             if not missing:
                 continue
-            if holdings.is_awaited(segment, replica):
+            if holdings.is_awaited(segment, lease, replica):
                 in_flight += missing
             elif holdings.computed[segment]:
                 evicted += missing

@@ -32,7 +32,8 @@ def trace(name: str = "made", answer: int = 3) -> Trace:
     return builder.build()
 
 
-def same(run: Run) -> Run:
+def same(case: Case, run: Run) -> Run:
+    assert (case.policy.written, case.seed) == (run.policy, run.seed)
     return run
 
 
@@ -64,8 +65,8 @@ def test_what_is_told_comes_to_all_of_them() -> None:
 
 
 def test_what_is_kept_is_what_was_made_of_the_run() -> None:
-    kept = run_all(trace(), CASES[:3], jobs=1, keep=lambda run: (run.policy, run.seed))
-    assert kept == [("random", 1), ("random", 2), ("random", 1)]
+    kept = run_all(trace(), CASES[:3], jobs=1, keep=lambda case, run: (case, len(run.hits)))
+    assert kept == [(case, 30) for case in CASES[:3]]
 
 
 def test_no_cases_are_no_runs() -> None:

@@ -10,6 +10,18 @@ PATHS = [[0, 1, 2], [0, 1], [0, 3], [0]]
 REPLICAS = 3
 
 
+class _Replica:
+    """Block by block: what it holds, and which lease awaits which blocks."""
+
+    def __init__(self) -> None:
+        self.part: dict[int, int] = {}
+        self.paths: dict[int, list[int]] = {}
+        self.awaits: dict[int, set[tuple[int, int]]] = {}
+
+    def holds(self, block: tuple[int, int]) -> bool:
+        return block[1] < self.part.get(block[0], 0)
+
+
 @given(
     st.lists(
         st.tuples(
@@ -19,47 +31,54 @@ REPLICAS = 3
     ),
     st.sampled_from(PATHS),
 )
-def test_depths_are_those_of_each_cache(orders: list[tuple[str, int, int]], asked: list[int]) -> None:
-    parts: list[dict[int, int]] = [{} for _ in range(REPLICAS)]
-    holdings = Holdings(LENGTHS, parts)
-    expected: list[list[list[int]]] = [[] for _ in range(REPLICAS)]
+def test_depths_are_those_of_each_cache_block_by_block(orders: list[tuple[str, int, int]], asked: list[int]) -> None:
+    fleet = [_Replica() for _ in range(REPLICAS)]
+    holdings = Holdings(LENGTHS, [each.part for each in fleet])
     ever: set[int] = set()
-    for order, replica, which in orders:
-        segment = which % len(LENGTHS)
-        if order == "keep":
-            parts[replica][segment] = LENGTHS[segment]
-            holdings.keep(replica, [segment])
+    for lease, (order, number, which) in enumerate(orders):
+        replica, segment = fleet[number], which % len(LENGTHS)
+        if order == "keep" and replica.part.get(segment) != LENGTHS[segment]:
+            replica.part[segment] = LENGTHS[segment]
+            holdings.keep(number, [segment])
             ever.add(segment)
-        elif order == "lose" and segment in parts[replica]:
-            left = which % LENGTHS[segment]
-            parts[replica].pop(segment)
-            if left:
-                parts[replica][segment] = left
-            holdings.lose(replica, [segment])
+            for awaited in replica.awaits.values():
+                awaited -= {block for block in awaited if block[0] == segment}
+        elif order == "lose" and segment in replica.part:
+            was, left = replica.part.pop(segment), which // len(LENGTHS) % LENGTHS[segment]
+            if min(was, left):
+                replica.part[segment] = min(was, left)
+            if was == LENGTHS[segment]:
+                holdings.lose(number, [segment])
         elif order == "expect":
-            path = PATHS[which % len(PATHS)]
-            expected[replica].append(path)
-            holdings.expect(replica, path)
-        elif order == "done" and expected[replica]:
-            holdings.expect_no_more(replica, expected[replica].pop(which % len(expected[replica])))
+            path = replica.paths[lease] = PATHS[which % len(PATHS)]
+            blocks = {(each, at) for each in path for at in range(LENGTHS[each])}
+            replica.awaits[lease] = {block for block in blocks if not replica.holds(block)}
+            holdings.expect(lease, number, path)
+        elif order == "done" and replica.paths:
+            gone = sorted(replica.paths)[which % len(replica.paths)]
+            del replica.awaits[gone]
+            holdings.expect_no_more(gone, number, replica.paths.pop(gone))
 
-    def depth(replica: int, also: list[list[int]]) -> int:
-        blocks = 0
-        for segment in asked:
-            awaited = any(segment in path for path in also)
-            found = LENGTHS[segment] if awaited else parts[replica].get(segment, 0)
-            blocks += found
-            if found < LENGTHS[segment]:
-                break
-        return blocks
+    def depth(replica: _Replica, *, expecting: bool) -> int:
+        awaited = set().union(*replica.awaits.values()) if expecting else set()
+        every = [(segment, at) for segment in asked for at in range(LENGTHS[segment])]
+        return next(
+            (at for at, block in enumerate(every) if not replica.holds(block) and block not in awaited), len(every)
+        )
 
-    without = [depth(replica, []) for replica in range(REPLICAS)]
+    without = [depth(each, expecting=False) for each in fleet]
     assert holdings.depths(asked, expecting=False) == without
-    assert holdings.depths(asked, expecting=True) == [depth(each, expected[each]) for each in range(REPLICAS)]
+    assert holdings.depths(asked, expecting=True) == [depth(each, expecting=True) for each in fleet]
     assert holdings.longest(asked) == max(without)
     assert {segment for segment in range(len(LENGTHS)) if holdings.computed[segment]} == ever
     for segment in range(len(LENGTHS)):
-        waiting = [sum([segment in path for path in each]) for each in expected]
-        for but in range(REPLICAS):
-            others = sum(waiting) - min(1, waiting[but])
-            assert holdings.is_awaited(segment, but) == (others > 0)
+        for number, replica in enumerate(fleet):
+            for mine in [-1, *replica.awaits]:
+                others = any(
+                    block[0] == segment
+                    for each in fleet
+                    for lease, blocks in each.awaits.items()
+                    if not (each is replica and lease == mine)
+                    for block in blocks
+                )
+                assert holdings.is_awaited(segment, mine, number) == others
