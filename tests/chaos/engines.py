@@ -20,7 +20,10 @@ from tests.chaos.asks import MODEL
 
 ROOT: Final = Path(__file__).parents[2]
 WELL: Final = 1.0
-"""Seconds in which a replica answers that is well."""
+"""Seconds in which a replica answers that is well: half of what kvlb's probes have."""
+
+PROBED: Final = ("/health", "/v1/models", "/version", "/metrics", "/kv_event_sources")
+"""What kvlb asks a replica that it does not know, or not any more."""
 
 SLICE: Final = 8 * 1024
 """Bytes that a saboteur passes on at once: so that long answers are under way for a while."""
@@ -142,17 +145,18 @@ class Engine:
     async def watch(self) -> None:
         """Look whether it answers, from where kvlb stands, until cancelled: a busy machine is no fault of kvlb's."""
         while True:
-            is_well = await self._is_well(self.port if self.saboteur is None else self.saboteur.port)
+            port = self.port if self.saboteur is None else self.saboteur.port
+            is_well = all(await asyncio.gather(*(self._is_well(port, path) for path in PROBED)))
             if self.hurt or not is_well:
                 self.bad_at = time.monotonic()
             await asyncio.sleep(0.2)
 
-    async def _is_well(self, port: int) -> bool:
+    async def _is_well(self, port: int, path: str = "/health") -> bool:
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(WELL):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 try:
-                    writer.write(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+                    writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
                     return (await reader.read(100)).startswith(b"HTTP/1.1 200")
                 finally:
                     writer.close()

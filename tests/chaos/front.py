@@ -43,7 +43,7 @@ attempts = {replicas}
 """Memories are small, so that they are full before anybody looks whether something grows. Each replica may be tried, or three
 that fail one after the other would be a reason to give up."""
 
-QUICK_PROBES: Final = "[health]\ninterval_seconds = 0.3\ntimeout_seconds = 1.5\n"
+QUICK_PROBES: Final = "[health]\ninterval_seconds = 0.3\ntimeout_seconds = 2.0\n"
 
 
 def _rss(pid: int) -> int:
@@ -100,7 +100,7 @@ class Front:
     async def brain(self) -> int:
         return int((await self.until(self.status))["processes"]["brain"])
 
-    async def until(self, ask: Callable[[], Any], holds: Callable[[Any], object] = bool, seconds: float = 60.0) -> Any:
+    async def until(self, ask: Callable[[], Any], holds: Callable[[Any], object] = bool, seconds: float = 120.0) -> Any:
         """The first answer for which it holds; while nobody answers, it is asked again."""
         until, found = time.monotonic() + seconds, None
         while time.monotonic() < until:
