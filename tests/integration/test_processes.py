@@ -216,7 +216,7 @@ def test_a_stream_under_way_is_finished_before_it_ends() -> None:
 
 def test_the_demo_shows_what_routing_by_cache_is_worth(tmp_path: Path) -> None:
     path = tmp_path / "demo.json"
-    code, lines = finished("demo", "--seconds", "2", "--json", str(path))
+    code, lines = finished("demo", "--seconds", "2", "--json", str(path), seconds=120)
     assert code == 0, lines
     policies = json.loads(path.read_text())
     assert list(policies) == ["round_robin", "cache_aware"]

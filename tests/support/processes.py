@@ -31,10 +31,10 @@ def started(*words: str) -> Iterator["subprocess.Popen[str]"]:
         process.communicate()
 
 
-def finished(*words: str) -> tuple[int, list[str]]:
-    """(exit code, lines on stderr) of a process that ends by itself."""
+def finished(*words: str, seconds: float = SECONDS) -> tuple[int, list[str]]:
+    """(exit code, lines on stderr) of a process that ends by itself, within so many seconds."""
     with started(*words) as process:
-        _, told = process.communicate(timeout=SECONDS)
+        _, told = process.communicate(timeout=seconds)
         return process.returncode, told.splitlines()
 
 
