@@ -75,12 +75,13 @@ class Proxy:
             )
         except asyncio.CancelledError:
             if not (reply.is_lost or reply.has_begun):
-                reply.send(refuse(ending(), (headers.REQUEST_ID.decode(), request_id)))
+                reply.send(refuse(ending(), (headers.REQUEST_ID.decode(), request_id), path=path))
             raise
         except RequestError as error:
             self._counts.refused(path, error)
             record.error = error.message
-            reply.send(refuse(self._access.told(visit.caller, error), (headers.REQUEST_ID.decode(), request_id)))
+            told = self._access.told(visit.caller, error)
+            reply.send(refuse(told, (headers.REQUEST_ID.decode(), request_id), path=path))
         finally:
             permit.leave()
             self._observer.finished(record, reply.status)

@@ -5,14 +5,14 @@ Knows the shape and the headers of an error, on the front and on the control pla
 
 from aiohttp import web
 
-from balancer import openai
+from balancer import dialects, openai
 from balancer.errors import RequestError, Unauthorized
 from balancer.http.messages import Response
 
 
-def refuse(error: RequestError, *headers: tuple[str, str]) -> Response:
-    """The answer of the front."""
-    return Response(openai.error_body(error), error.status, headers=(*_headers(error).items(), *headers))
+def refuse(error: RequestError, *headers: tuple[str, str], path: str = "") -> Response:
+    """The answer of the front, to a request for ``path`` in the form that its clients know."""
+    return Response(dialects.error_answer(path, error), error.status, headers=(*_headers(error).items(), *headers))
 
 
 def error_response(error: RequestError) -> web.Response:

@@ -436,3 +436,15 @@ def test_where_all_ask_for_a_rest_the_client_is_told_how_long() -> None:
         assert len(one.received) + len(two.received) == 2
 
     with_two(check)
+
+
+def test_an_error_of_our_own_has_the_form_of_its_path() -> None:
+    async def check() -> None:
+        async with upstream() as bad, gateway([bad.url]) as front:
+            bad.answer = reset
+            for path, kind in ((CHAT, None), ("/v1/messages", "error")):
+                status, body = await ask(front, path)
+                assert status in {502, 503}
+                assert json.loads(body).get("type") == kind
+
+    run(check())
