@@ -1,8 +1,8 @@
 """What a simulation costs: ``python -m tests.bench.bench_simulate``, one JSON line a case.
 
-The chat trace, copied with private ids until it has so many requests (a million by default; 24 blocks of 512 tokens each), on replicas of
-8,192 blocks at a load of 0.85: CPU seconds of reading it from a file, of making paths, and of one policy; the most memory that the
-process has had. ``block_size`` is the engine's: the trace's own, and vLLM's usual one.
+The chat trace, copied with private ids until it has so many requests (a million by default; 24 blocks of 512 tokens each), on
+replicas of 8,192 blocks at a load of 0.85: CPU seconds of reading it from a file, of making paths, and of one policy; the
+most memory that the process has had. ``block_size`` is the engine's: the trace's own, and vLLM's usual one.
 """
 
 import argparse
