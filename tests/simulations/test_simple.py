@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balancer.policies.base import make, names
-from simulations.named_policies import parse
 from simulations.paths import Paths
 from simulations.results import REFUSED, Run, summarise
 from simulations.simple import SimpleFleet, play
@@ -135,29 +134,3 @@ def test_a_load_stretches_the_time() -> None:
 def test_a_trace_of_no_length_is_played_at_once() -> None:
     trace = trace_of((5.0, 8, 1, [1, 2]))
     assert run_of(trace, msgspec.structs.replace(SMALL, load=0.5)).arrivals == array("d", [0.0])
-
-
-GOLDEN = {
-    "round_robin": (0.1273, 4.088),
-    "consistent_hash(by=session)": (0.3671, 2.741),
-    "longest_prefix": (0.3665, 2.158),
-    "like_llm_d": (0.3587, 1.391),
-    "predicted_ttft(price=1,counts_expected=false)": (0.3182, 1.030),
-}
-"""A reference model of others (two programs that agree): token hit and mean TTFT of the chat trace on 8 replicas of 8,192
-blocks of 512 tokens, 10,000 tokens a second, load 0.85. Chance differs, so means over seeds are compared: hits within 0.002,
-TTFT within 2 %."""
-
-
-@pytest.mark.parametrize("written", GOLDEN)
-def test_the_reference_model_is_reproduced(written: str, chat: Trace) -> None:
-    hits, means = [], []
-    (policy,) = parse(written)
-    paths, sessions = Paths(chat, 512), derived_sessions(chat)
-    for seed in range(1, 6 if "ttft" in written else 2):
-        found = summarise(play(chat, paths, SimpleFleet(load=0.85), policy.make(), written, sessions, seed))
-        hits.append(found.hit)
-        means.append(found.ttft_mean)
-    hit, mean = GOLDEN[written]
-    assert sum(hits) / len(hits) == pytest.approx(hit, abs=0.002)
-    assert sum(means) / len(means) == pytest.approx(mean, rel=0.02)
