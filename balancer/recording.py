@@ -2,7 +2,8 @@
 
 Knows requests by the keys of their blocks, and hides those: what is told is a hash with a secret that is drawn for one
 recording and kept nowhere, so that equal beginnings stay equal within it, and nothing can be found out about a prompt by
-trying. Never knows prompts, salts, clients or clocks. While nobody records it costs nothing.
+trying, but by who sends guesses while it is recorded. Never knows prompts, salts, clients or clocks. While nobody records it
+costs nothing.
 """
 
 from collections import deque

@@ -55,7 +55,7 @@ from balancer.waiting import Waiting
 from balancer.warm import WarmStart
 from hashing.memory import ChainMemory
 from hashing.token_text import TokenText
-from indexer.events import AllBlocksCleared
+from indexer.events import AllBlocksCleared, BlockStored
 from indexer.index import ReplicaId
 from indexer.sources.vllm import Publisher, PublisherStatus
 from indexer.stream import Apply, Forget, Position, Standing, Step
@@ -568,7 +568,7 @@ class RouterService:
             self._news.step(replica, step)
         if isinstance(step, Apply):
             self.silence.heard(replica)
-            self.care.stalls.told(replica)
+            self.care.stalls.told(replica, _largest_block(step))
         elif isinstance(step, Forget):
             self._pulses.began(replica)
             self.care.stalls.unheard(replica)
@@ -613,3 +613,11 @@ class RouterService:
         self.decisions.know(views)
         for replica, view in views.items():
             self._news.knowledge(replica, view, now)
+
+
+def _largest_block(step: Apply) -> int:
+    """Tokens; 0 where nothing was stored."""
+    return max(
+        [event.block_size for batch in step.batches for event in batch.events if isinstance(event, BlockStored)],
+        default=0,
+    )

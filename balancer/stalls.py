@@ -6,9 +6,15 @@ has stalled.
 """
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import Final, Protocol
 
 from indexer.index import ReplicaId
+
+SLOW_TOKEN: Final = 0.2
+"""Seconds; slower than this nobody decodes who serves anybody."""
+
+LARGEST_BLOCK: Final = 4096
+"""Tokens; more is believed of nobody. Hybrid models have blocks of a thousand and more."""
 
 
 class Answer(Protocol):
@@ -39,7 +45,9 @@ class Stalls:
     """Watches for signs of life. Changes with every call; times never go back.
 
     An answer that has begun goes on with every step of the engine, and a prompt that is computed is told block by block where
-    events come. Where none do, the silence of a long prefill says nothing.
+    events come. Where none do, the silence of a long prefill says nothing. An answer that is not streamed is told block by
+    block, too, while it is computed: a block of many tokens takes longer than ``seconds``, and is given ``SLOW_TOKEN`` for
+    each.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -50,7 +58,7 @@ class Stalls:
         ] = {}  # last sign of life of those that have work, or when they were given it
         self._stalled: set[ReplicaId] = set()  # and no sign of life since
         self._heard: set[ReplicaId] = set()
-        self._telling: set[ReplicaId] = set()
+        self._telling: dict[ReplicaId, int] = {}  # and the tokens of its largest block
 
     def sent(self, lease: int, replica: ReplicaId, answer: Answer) -> None:
         """A request has been sent there."""
@@ -62,33 +70,38 @@ class Stalls:
         if ended is not None and is_good:
             self._heard.add(ended.replica)
 
-    def told(self, replica: ReplicaId) -> None:
-        """A KV event has come: from now on its silence says something."""
-        self._telling.add(replica)
+    def told(self, replica: ReplicaId, block_tokens: int = 0) -> None:
+        """A KV event has come, of blocks of so many tokens: from now on its silence says something."""
+        self._telling[replica] = max(self._telling.get(replica, 0), min(block_tokens, LARGEST_BLOCK))
         self._heard.add(replica)
 
     def unheard(self, replica: ReplicaId) -> None:
         """Its events cannot be heard any more, or another engine has begun there."""
-        self._telling.discard(replica)
+        self._telling.pop(replica, None)
         self._stalled.discard(replica)
 
     def look(self, now: float) -> tuple[dict[ReplicaId, float], set[ReplicaId]]:
         """Those that have stalled, with the seconds since their last sign of life; and those that have given one just now."""
         alive, self._heard = self._heard, set()
         working: set[ReplicaId] = set()
-        owing: set[ReplicaId] = set()
+        owing: dict[ReplicaId, float] = {}  # and for how long it may be silent
         for each in self._open.values():
             arrived = each.answer.arrived
             working.add(each.replica)
             if arrived > each.seen:
                 each.seen = arrived
                 alive.add(each.replica)
-            if arrived or each.replica in self._telling:
-                owing.add(each.replica)
+            if arrived:
+                owing[each.replica] = self._seconds
+            elif each.replica in self._telling:
+                owing.setdefault(each.replica, max(self._seconds, SLOW_TOKEN * self._telling[each.replica]))
         self._since = {replica: now if replica in alive else self._since.get(replica, now) for replica in working}
         self._stalled -= alive
-        owing |= self._stalled  # whatever it is tried with: it has shown that its silence means something
-        stalled = {replica: silence for replica in owing if (silence := self._silence(replica, now)) >= self._seconds}
+        for replica in self._stalled:  # whatever it is tried with: it has shown that its silence means something
+            owing[replica] = self._seconds
+        stalled = {
+            replica: silence for replica, limit in owing.items() if (silence := self._silence(replica, now)) >= limit
+        }
         self._stalled |= stalled.keys()
         return stalled, alive
 

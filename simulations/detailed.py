@@ -420,7 +420,7 @@ class _Play:
         for gateway in self._gateways:
             gateway.tick(now)
         self._ticking = False
-        if self._open or self._coming.peek() is not None:
+        if self._open:
             self._keep_ticking(now)
 
     def _push(self, when: float, happens: Callable[..., None], *what: Any) -> None:

@@ -8,7 +8,9 @@ import hashlib
 import inspect
 import multiprocessing
 import os
+import signal
 import tempfile
+import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -124,7 +126,8 @@ def _played(trace: Trace, cases: Sequence[Case], which: Sequence[int], jobs: int
     for size in {cases[at].fleet.block_size for at in which if isinstance(cases[at].fleet, SimpleFleet)}:
         workshop.paths(size)
     _workshop = workshop
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin_work, initargs=(os.getpid(),)) as pool:
         try:
             coming = {pool.submit(_run_here, cases[at]): at for at in which}
             for done in as_completed(coming):
@@ -136,9 +139,23 @@ def _played(trace: Trace, cases: Sequence[Case], which: Sequence[int], jobs: int
             ) from error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():  # or they would go on to the end of their runs
+                child.terminate()
             raise
         finally:
             _workshop = None
+
+
+def _begin_work(parent: int) -> None:
+    """A child plays until its parent says otherwise, and no longer than there is one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of them, and is the parent's to answer
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def _run_here(case: Case) -> bytes:

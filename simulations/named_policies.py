@@ -37,7 +37,7 @@ def parse(text: str) -> list[NamedPolicy]:
     Raises:
         ConfigError: it cannot be read, or names what there is not.
     """
-    found = [_parse_one(each) for each in _split(text, "--policy") if each]
+    found = parse_names(text, "--policy")
     if not found:
         raise ConfigError("--policy: name at least one policy, as in --policy predicted_ttft,round_robin")
     for each in found:
@@ -45,19 +45,26 @@ def parse(text: str) -> list[NamedPolicy]:
     return found
 
 
-def _parse_one(text: str) -> NamedPolicy:
+def parse_names(text: str, flag: str) -> list[NamedPolicy]:
+    """Names with settings, whatever they are names of; ``flag`` is where they stand.
+
+    Raises:
+        ConfigError: they cannot be read.
+    """
+    return [_parse_one(each, flag) for each in _split(text, flag) if each]
+
+
+def _parse_one(text: str, flag: str) -> NamedPolicy:
     name, bracket, rest = text.partition(_OPEN)
     name = name.strip()
     if not bracket:
         return NamedPolicy(name, name, {})
     settings = {}
     inside = rest.strip()[:-1].strip()
-    for pair in _split(inside, f"--policy {name}") if inside else []:
+    for pair in _split(inside, f"{flag} {name}") if inside else []:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise ConfigError(
-                f"--policy {name}: {pair.strip()!r} is no setting; write key=value, as in {name}(price=3)"
-            )
+            raise ConfigError(f"{flag} {name}: {pair.strip()!r} is no setting; write key=value, as in {name}(price=3)")
         settings[key.strip()] = value_of(value)
     written = ",".join([f"{key}={_shown(value)}" for key, value in settings.items()])
     return NamedPolicy(f"{name}({written})" if written else name, name, settings)

@@ -19,10 +19,12 @@ import msgspec
 from balancer.commands import Command
 from balancer.errors import ConfigError
 from simulations.bounds import Bounds, bounds
+from simulations.generators.base import generators
 from simulations.grid import Case, run_all
 from simulations.hardware.estimate import estimate
 from simulations.hardware.options import add_hardware_options, hardware_of
 from simulations.latency import LatencyModel
+from simulations.named_policies import parse_names
 from simulations.report.document import Document, document, encode
 from simulations.report.export import write_plots
 from simulations.report.figures import duration
@@ -31,9 +33,10 @@ from simulations.report.plots import plots_of
 from simulations.report.result import Result, result_of
 from simulations.report.table import table
 from simulations.results import Run
-from simulations.scenario import CACHE, Scenario, cases, load, number_of, sweep_of
+from simulations.scenario import CACHE, DEFAULT_POLICIES, Scenario, cases, load, number_of, sweep_of
 from simulations.traces.options import add_reading_options, reading_options
 from simulations.traces.reading import open_trace
+from simulations.traces.trace import Trace
 
 FIELDS: Final = {
     "replicas": "how many replicas (default 8)",
@@ -49,6 +52,11 @@ FIELDS: Final = {
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", nargs="?", help="the trace's file; - is standard input")
+    parser.add_argument(
+        "--generate",
+        metavar="NAME(KEY=VALUE)",
+        help="play a made-up trace instead, as in 'chat(rate=2)' (docs/traces.md)",
+    )
     parser.add_argument("--scenario", metavar="FILE", help="what is to be played, as TOML; flags come on top of it")
     parser.add_argument(
         "--simple", action="store_true", help="one lane of prefill a replica, at one speed: quick, and easy to compare"
@@ -58,7 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="A,B(KEY=VALUE)",
-        help="policies to compare (default: five usual ones); may be repeated",
+        help=f"policies to compare (default: {DEFAULT_POLICIES}); may be repeated",
     )
     fleet = parser.add_argument_group("the fleet")
     for field, told in FIELDS.items():
@@ -93,16 +101,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     scenario = scenario_of(args)
-    if scenario.trace is None:
+    if args.generate is not None and args.trace is not None:
+        raise ConfigError("--generate: give either a trace's file or a generator, not both")
+    if scenario.trace is None and args.generate is None:
         raise ConfigError("trace: name a trace's file, as in kvlb simulate trace.jsonl, or trace = ... in the scenario")
     if args.png and args.plots is None:
         raise ConfigError("--png: name a folder for the plots, as in --plots DIR --png")
     if args.jobs is not None and args.jobs < 1:
         raise ConfigError(f"--jobs: must be at least 1, got {args.jobs}")
     planned = cases(scenario)  # what is wrong with them is told before a large file is read
-    trace, reading = open_trace(scenario.trace, reading_options(args))
-    if not args.quiet or reading.skipped:
-        print(reading.text(), file=sys.stderr)
+    trace = _trace(scenario, args)
     limits = None if args.no_bounds or not trace.has_blocks else bounds(trace, _pools(planned, trace.block_size))
     results = run_all(
         trace,
@@ -124,6 +132,25 @@ def run(args: argparse.Namespace) -> int:
         args,
     )
     return 0
+
+
+def _trace(scenario: Scenario, args: argparse.Namespace) -> Trace:
+    """What is played; how it was read is told."""
+    if args.generate is not None:
+        named = parse_names(args.generate, "--generate")
+        if len(named) != 1:
+            raise ConfigError("--generate: name one generator, as in --generate 'chat(rate=2)'")
+        return generators.make(named[0].name, named[0].settings).generate(scenario.seed)
+    trace, reading = open_trace(scenario.trace or "-", reading_options(args))
+    if not args.quiet or reading.skipped:
+        print(reading.text(), file=sys.stderr)
+    is_assumed = scenario.hardware is None and not {"blocks", CACHE} & (scenario.fleet.keys() | scenario.sweep.keys())
+    if is_assumed and not args.quiet:
+        print(
+            "  the fleet is an assumption: give --replicas and --cache, or --model and --gpu, of your own",
+            file=sys.stderr,
+        )
+    return trace
 
 
 def scenario_of(args: argparse.Namespace) -> Scenario:

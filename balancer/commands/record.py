@@ -35,7 +35,7 @@ STANDARD_OUTPUT: Final = "-"
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Writes the requests of a running gateway to a trace file until Ctrl-C: when each came, how long it was, which ones "
-        "begin alike, and what its replica had cached. No text, token or key is in it, and none can be found out from it."
+        "begin alike, and what its replica had cached. No text, token or key is in it, and none can be found out from it alone."
     )
     parser.add_argument(
         "file", metavar="FILE", help="the trace; packed where its name ends with .gz; - is standard output"

@@ -29,6 +29,8 @@ class Link(asyncio.Protocol):
         self.closed = asyncio.Event()
         self.heard_at = self._loop.time()
         """When the other side has said anything last."""
+        self.has_spoken = False
+        """Whether it ever has: a process that stands still is connected to all the same."""
 
     def send(self, frame: bytes) -> None:
         """Send a whole frame; nothing comes of it once the connection has ended."""
@@ -68,6 +70,7 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard_at = self._loop.time()
+        self.has_spoken = True
         try:
             for message in self._reader.feed(data):
                 self._receive(message)

@@ -318,7 +318,7 @@ class RemoteBrain:
             RequestError: it is this.
         """
         link = self._link
-        if link is None:
+        if link is None or not link.has_spoken:
             raise BrainAway
         frame = protocol.encode(message)
         answer: asyncio.Future[Decision | None] = self._loop.create_future()

@@ -111,7 +111,7 @@ def _routing(served: list[Cell], bounds: "BoundFacts | None", blind: frozenset[s
         gain = f"takes {times(ratio)} as long to the first token as {chosen.policy} ({mean(plain)} and {mean(chosen)})"
     else:
         gain = f"takes {mean(plain)} to the first token, {chosen.policy} {mean(chosen)}"
-    gain = f"{plain.policy}, the best that looks at load alone, {gain}."
+    gain = f"{plain.policy}, the best of those run that look at load alone, {gain}."
     enough = next((cell for cell in sticking if not aware or not is_faster(aware[0], cell)), None)
     if enough is not None and enough.refused <= chosen.refused + REFUSED:
         and_none = "is the best of all" if enough is chosen else f"is as good ({mean(enough)})"

@@ -52,6 +52,12 @@ def cache(best: Cell, every: list[Cell], bounds: "BoundFacts | None") -> Finding
         because.append("By cache per replica: " + "; ".join(map(of_size, tried)) + ".")
     if bounds is not None and pool is not None:
         because += _of_curve(bounds, pool)
+    if best.refused > REFUSED:
+        answer = (
+            f"{percent(best.refused)} of the requests were refused: they do not fit into a replica's cache, or nobody could "
+            "take them. What eviction costs the others says nothing of them."
+        )
+        return finding("More is needed", answer, Certainty.MEASURED)
     if best.evicted < COSTLY:
         spare = None if size is None else _smallest(tried, best, size)
         answer = f"Eviction costs {points(best.evicted)} of hit, and more cache could bring no more than that."
@@ -185,6 +191,11 @@ def fleet(best: Cell, every: list[Cell], bounds: "BoundFacts | None", target: fl
         answer = f"95 % of first tokens come within {p95(kept)}; {then.fleet.replicas} replicas make that {p95(then)}"
         answer += "." if worse is None else f", {worse.fleet.replicas} make it {p95(worse)}."
         return finding(str(kept.fleet.replicas), answer)
+    if best.refused > REFUSED:
+        answer = (
+            f"{percent(best.refused)} of the requests were refused: first give replicas a cache that they fit into."
+        )
+        return finding("Not by number", answer)
     if best.prompt_busy >= FULL:
         answer = f"{replicas(have)} are {percent(best.prompt_busy)} busy with prompts: it would take about {needed}."
         return finding(f"More than {have}", answer, Certainty.ESTIMATE)

@@ -132,3 +132,29 @@ def test_of_those_that_are_lost_the_silent_ones_are_known_and_what_waits_there()
     assert owner.silent((), 0.0, 4.0) == set()
     assert owner.waiting_at({A}) == [waiting]
     assert owner.waiting_at({ReplicaId("c")}) == []
+
+
+def test_a_large_block_may_take_long_and_a_small_one_may_not() -> None:
+    owner = watching(Stream())
+    owner.told(A, 1056)
+    owner.look(0.0)
+    assert owner.look(211.0)[0] == {}, "1,056 tokens may take 211 seconds"
+    assert owner.look(212.0)[0].keys() == {A}
+    owner = watching(Stream())
+    owner.told(A, 16)
+    owner.look(0.0)
+    assert owner.look(30.0)[0] == {A: 30.0}
+
+
+def test_a_stream_that_stands_still_is_a_stall_however_large_blocks_are() -> None:
+    owner = watching(Stream(), Stream(5))
+    owner.told(A, 1056)
+    owner.look(0.0)
+    assert owner.look(30.0)[0] == {A: 30.0}
+
+
+def test_nobody_is_believed_a_block_without_end() -> None:
+    owner = watching(Stream())
+    owner.told(A, 10**9)
+    owner.look(0.0)
+    assert owner.look(1000.0)[0].keys() == {A}

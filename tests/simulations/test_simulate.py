@@ -136,8 +136,8 @@ def test_finished_runs_are_found_again(trace: str, tmp_path: Path, capsys: pytes
         ("TRACE --policy predicted_ttft(price", "a bracket is not closed"),
         ("TRACE --simple --fleet speed=3", "fleet.speed: a fleet of the simple model has no such field"),
         ("TRACE --simple --fleet event_lag=1", "the detailed model has it"),
-        ("TRACE --simple --replicas 0", "Expected `int` >= 1 - at `$.replicas`"),
-        ("TRACE --simple --replicas many", "Expected `int`, got `str` - at `$.replicas`"),
+        ("TRACE --simple --replicas 0", "fleet.replicas: Expected `int` >= 1"),
+        ("TRACE --simple --replicas many", "fleet.replicas: Expected `int`, got `str`"),
         ("TRACE --simple --cache 1M --blocks 3", "give either cache (in tokens) or blocks"),
         ("TRACE --simple --sweep replicas", "write a field of the fleet"),
         ("TRACE --prefill-tps 1000", "the detailed model needs both"),
@@ -176,3 +176,14 @@ def test_what_nobody_can_hold_is_said(trace: str, capsys: pytest.CaptureFixture[
     words = ("plan", trace, "--slo", "ttft_p95=1ms", "--model", "llama-3.1-8b", "--gpu", "h100", "--max-replicas", "8")
     assert run(*words) == 1
     assert "no fleet of up to 8 replicas holds ttft_p95" in capsys.readouterr().err
+
+
+def test_a_made_up_trace_is_played_in_place_of_a_file(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--generate", "chat(rate=0.5,seconds=60)", "--simple", "--block-size", "16", "--policy", "random")
+    found = document(capsys, *words)
+    assert found["trace"]["requests"] > 20
+    assert document(capsys, *words) == found
+    assert run("simulate", trace, *words, "--quiet") == 2
+    assert "give either a trace's file or a generator" in capsys.readouterr().err
+    assert run("simulate", "--generate", "chats", "--simple", "--quiet") == 2
+    assert "there is no generator 'chats'" in capsys.readouterr().err

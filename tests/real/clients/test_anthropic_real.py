@@ -138,7 +138,9 @@ def test_what_the_engine_refuses_is_refused_in_its_words(witness: Witness, name:
 def test_what_kvlb_refuses_raises_what_the_engine_would(witness: Witness, call: Callable[..., Any]) -> None:
     both = witness.ask(made(lambda one: call(one, model="none")), is_ours=True)
     assert type(both.direct) is type(both.through) is anthropic.NotFoundError
-    error = json.loads(both.exchange.received)["error"]
+    told = json.loads(both.exchange.received)
+    error = told["error"]
+    assert (told["type"], error["type"]) == ("error", "not_found_error")
     assert set(error) == {"message", "type", "param", "code"}
     assert error["message"] in both.through.message
 

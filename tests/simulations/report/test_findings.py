@@ -26,7 +26,7 @@ def test_where_tokens_come_from_is_counted_in_a_hundred() -> None:
 def test_cache_aware_routing_is_needed_where_it_is_faster() -> None:
     finding = routing(result("cache_aware", ttft=1.0), result("least_load", ttft=3.0), result("round_robin", ttft=4.0))
     assert finding.verdict == "Yes"
-    assert "least_load, the best that looks at load alone, takes 3.0 times as long" in finding.answer
+    assert "least_load, the best of those run that look at load alone, takes 3.0 times as long" in finding.answer
     assert any("cache_aware and round_robin" in each for each in finding.because)
     assert any("One seed" in each for each in finding.because)
 

@@ -28,7 +28,7 @@ Of 100 prompt tokens under cache_aware, 50 came from a cache, and 40 nobody had 
 cache), 5.0 lay on another replica (the routing), and 0 were just being computed (the timing).
 
 Do I need cache-aware routing? Yes
-round_robin, the best that looks at load alone, refuses 12.0 % of requests, cache_aware 0.0 %.
+round_robin, the best of those run that look at load alone, refuses 12.0 % of requests, cache_aware 0.0 %.
 
 How much cache? More would pay (estimate)
 Eviction costs 5 points of hit, routing 5 points. Twice the cache should bring about 5 points of it back, and leave 10.0 % less
