@@ -305,6 +305,25 @@ def test_a_share_of_the_limits_holds_while_the_brain_is_away() -> None:
     run(check())
 
 
+def test_a_brain_that_has_not_said_a_word_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_module, "SILENT_SECONDS", 1000.0)
+
+    async def check() -> None:
+        async with upstream() as replica, pair(replica, limits=LIMITS) as both:
+            await both.lose_the_brain()
+            mute = await asyncio.get_running_loop().create_unix_server(asyncio.Protocol, both.path)
+            await eventually(lambda: both.remote._link is not None)
+            assert (await both.exchange(post(PATH, BODY)))[0] == "HTTP/1.1 200 OK", (
+                "a process that stands still takes links"
+            )
+            mute.close()
+            assert both.remote._link is not None
+            both.remote._link.abort()
+            await both.begin_another()
+
+    run(check())
+
+
 def test_a_new_brain_is_told_who_is_at_work() -> None:
     async def check() -> None:
         limits = {"tenant": {"concurrent_requests": 2, "tokens_per_minute": 60}}
