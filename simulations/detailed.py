@@ -333,7 +333,7 @@ class _Play:
         sent = self._open[request]
         sent.has_begun = True
         self._gateways[sent.gateway].started(sent.decision.lease, now)
-        self._ttfts[request] = now - self._arrivals[request]
+        self._ttfts[request] = now - self._arrivals[request] + self._settings.latency.request
         self._hits[request] = cached
         self._explain(request, sent, cached)
 
@@ -342,6 +342,7 @@ class _Play:
         tokens = self._trace.inputs[request]
         truth = Truth(tokens, self._hits[request], self._trace.outputs[request], "length", 200)
         self._gateways[sent.gateway].release(sent.decision.lease, Outcome.OK, now, truth)
+        now += self._settings.latency.request  # the client has it later than the engine
         self._latencies[request] = now - self._arrivals[request]
         self._end = now
         self._follow(now, request)

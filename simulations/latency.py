@@ -1,6 +1,6 @@
 """How long one step of a replica takes, from what the step computes.
 
-Knows counts of tokens and five coefficients of one model on one accelerator. Never knows requests, blocks or the clock. The
+Knows counts of tokens and the coefficients of one model on one accelerator. Never knows requests, blocks or the clock. The
 formula is a roofline: a step reads all weights once however few tokens it computes, so it takes the longer of the two, and
 attention comes on top.
 """
@@ -44,6 +44,8 @@ class LatencyModel(msgspec.Struct, frozen=True):
         token: seconds to compute one token, prefill or decode: 16 GFLOP / 400 TFLOP/s.
         pair: seconds of prefill attention for one pair of tokens: 0.52 MFLOP / 400 TFLOP/s.
         context_token: seconds to read one cached token for one decoding request: 131 kB / 2.4 TB/s.
+        request: seconds of a request outside of steps, before its first token (HTTP, tokenising). No step takes them; they are
+            the client's.
     """
 
     overhead: float = 1000 * _MICROSECOND
@@ -51,6 +53,7 @@ class LatencyModel(msgspec.Struct, frozen=True):
     token: float = 40 * _MICROSECOND
     pair: float = 1.3 * _NANOSECOND
     context_token: float = 55 * _NANOSECOND
+    request: float = 0.0
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

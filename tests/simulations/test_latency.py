@@ -2,7 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from balancer.policies.base import make
+from simulations.detailed import DetailedFleet, play_detailed
+from simulations.generators.chat import Chat
 from simulations.latency import LatencyModel, Workload
+from simulations.results import Run
 
 COUNTS = st.integers(0, 1_000_000)
 WORKLOADS = st.builds(Workload, COUNTS, COUNTS, COUNTS, COUNTS)
@@ -60,3 +64,16 @@ def test_coefficients_that_are_no_durations_are_refused(field: str, value: float
 def test_rates_that_are_no_rates_are_refused(prefill: float, decode: float) -> None:
     with pytest.raises(ValueError, match="above 0"):
         LatencyModel.from_rates(prefill_tokens_per_second=prefill, decode_seconds_per_token=decode)
+
+
+def test_time_outside_of_steps_is_the_clients_not_the_engines() -> None:
+    trace = Chat(seconds=30, pause=1).generate(1)
+
+    def played(latency: LatencyModel) -> Run:
+        fleet = DetailedFleet(replicas=2, latency=latency)
+        return play_detailed(trace, fleet, lambda: make("round_robin"), "round_robin", trace.sessions)
+
+    plain, slower = played(LatencyModel()), played(LatencyModel(request=0.25))
+    assert list(slower.ttfts) == pytest.approx([ttft + 0.25 for ttft in plain.ttfts])
+    assert list(slower.latencies) == pytest.approx([latency + 0.25 for latency in plain.latencies])
+    assert (slower.busy, slower.hits) == (plain.busy, plain.hits)
