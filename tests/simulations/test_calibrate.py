@@ -55,9 +55,9 @@ def test_an_engines_own_times_come_back(capsys: pytest.CaptureFixture[str], tmp_
             found = tomllib.loads(told.out)["fleet"]["latency"]
             model = LatencyModel(**found)
             step = Workload(decode_requests=4, decode_context=4 * 2048)
-            assert model.seconds(step) == pytest.approx(KNOWN.seconds(step), rel=0.25)
+            assert model.seconds(step) == pytest.approx(KNOWN.seconds(step), rel=0.4)
             prompt = Sample("p", prompt_steps(4000, 2048), 1.0, 1)
-            assert predicted(model, prompt) == pytest.approx(predicted(KNOWN, prompt), rel=0.25)
+            assert predicted(model, prompt) == pytest.approx(predicted(KNOWN, prompt), rel=0.4)
             # 4 prompts, and answers of 1 and 4 behind two contexts, twice; the first one of all is not timed.
             assert f"kvlb calibrate {engine.url}: m\n# 28 requests: prompts of 16 to 6000 tokens" in told.out
             assert "8 samples (medians of repeats); error of the fit: " in told.out
@@ -81,6 +81,17 @@ def test_json_has_every_sample(capsys: pytest.CaptureFixture[str]) -> None:
             ]  # fmt: skip
             assert set(found["latency"]) == {"overhead", "weights", "token", "pair", "context_token", "request"}
             assert found["requests"] == 4
+
+    run(check())
+
+
+def test_salts_alone_keep_prompts_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    async def check() -> None:
+        async with running(config(speed=20)) as engine:
+            words = ("--lengths", "64,128", "--batches", "1,2", "--decode-tokens", "8", "--vocabulary", "2")
+            assert await kvlb(engine.url, *words) == 0  # there is one token to draw, so all prompts begin alike
+            assert engine.rank().engine.prefix_cache_queries > 0
+            assert engine.rank().engine.prefix_cache_hits == 0
 
     run(check())
 
