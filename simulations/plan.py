@@ -25,7 +25,7 @@ from simulations.results import Run, Summary, summarise
 from simulations.scenario import Kind, fleet_of, number_of, with_hardware
 from simulations.search import Search
 from simulations.targets import Target, parse_target
-from simulations.traces.options import add_reading_options, reading_options
+from simulations.traces.options import add_reading_options, reading_options, scaled
 from simulations.traces.reading import open_trace
 from simulations.traces.trace import Trace
 
@@ -103,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"{name}: must be a number above 0, got {value}")
     trace, reading = open_trace(args.trace, reading_options(args))
     print(reading.text(), file=sys.stderr)
+    trace = scaled(trace, args, args.seed)
     builder = _Builder(trace, rate, args.seed, args.jobs)
     plans = _plans(builder, kinds, policies, targets, prices, args.max_replicas)
     if not plans:

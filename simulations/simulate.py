@@ -34,7 +34,7 @@ from simulations.report.result import Result, result_of
 from simulations.report.table import table
 from simulations.results import Run
 from simulations.scenario import CACHE, DEFAULT_POLICIES, Scenario, cases, load, number_of, sweep_of
-from simulations.traces.options import add_reading_options, reading_options
+from simulations.traces.options import add_reading_options, reading_options, scaled
 from simulations.traces.reading import open_trace
 from simulations.traces.trace import Trace
 
@@ -140,7 +140,7 @@ def _trace(scenario: Scenario, args: argparse.Namespace) -> Trace:
         named = parse_names(args.generate, "--generate")
         if len(named) != 1:
             raise ConfigError("--generate: name one generator, as in --generate 'chat(rate=2)'")
-        return generators.make(named[0].name, named[0].settings).generate(scenario.seed)
+        return scaled(generators.make(named[0].name, named[0].settings).generate(scenario.seed), args, scenario.seed)
     trace, reading = open_trace(scenario.trace or "-", reading_options(args))
     if not args.quiet or reading.skipped:
         print(reading.text(), file=sys.stderr)
@@ -150,7 +150,7 @@ def _trace(scenario: Scenario, args: argparse.Namespace) -> Trace:
             "  the fleet is an assumption: give --replicas and --cache, or --model and --gpu, of your own",
             file=sys.stderr,
         )
-    return trace
+    return scaled(trace, args, scenario.seed)
 
 
 def scenario_of(args: argparse.Namespace) -> Scenario:

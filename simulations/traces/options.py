@@ -4,10 +4,13 @@ Knows ``argparse``. Never knows what the flags do: that is ``simulations.traces.
 """
 
 import argparse
+from random import Random
 
 from balancer.errors import ConfigError
 from simulations.traces.formats.base import FIELDS, ReadingOptions, formats
+from simulations.traces.scaling import first, sessions_times
 from simulations.traces.times import UNITS
+from simulations.traces.trace import Trace
 
 DEFAULTS = ReadingOptions()
 
@@ -58,6 +61,33 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
         help="seconds from an answer to the next turn, for conversations without times (default: 10)",
     )
     group.add_argument("--strict", action="store_true", help="end at the first line that cannot be read")
+    group.add_argument("--first", type=int, metavar="N", help="only the first N requests")
+    group.add_argument(
+        "--sessions",
+        type=float,
+        metavar="X",
+        help="X times as many conversations in the same time: a share of them, or copies with blocks of their own",
+    )
+
+
+def scaled(trace: Trace, args: argparse.Namespace, seed: int) -> Trace:
+    """What these flags leave of a trace, or make of it; the same for the same seed.
+
+    Raises:
+        ConfigError: one of them cannot be used.
+    """
+    if args.first is not None:
+        if args.first < 1:
+            raise ConfigError(f"--first: must be at least 1, got {args.first}")
+        trace = first(trace, requests=args.first)
+    if args.sessions is not None:
+        try:
+            trace = sessions_times(trace, args.sessions, Random(seed))
+        except ValueError as error:
+            raise ConfigError(f"--sessions: {error}") from error
+        if not len(trace):
+            raise ConfigError(f"--sessions: {args.sessions:g} times as many conversations are none; give more")
+    return trace
 
 
 def reading_options(args: argparse.Namespace) -> ReadingOptions:

@@ -187,3 +187,15 @@ def test_a_made_up_trace_is_played_in_place_of_a_file(trace: str, capsys: pytest
     assert "give either a trace's file or a generator" in capsys.readouterr().err
     assert run("simulate", "--generate", "chats", "--simple", "--quiet") == 2
     assert "there is no generator 'chats'" in capsys.readouterr().err
+
+
+def test_a_trace_is_cut_and_scaled_by_whole_conversations(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (trace, "--simple", "--policy", "random")
+    assert document(capsys, *words, "--first", "5")["trace"]["requests"] == 5
+    assert document(capsys, *words, "--sessions", "2")["trace"]["requests"] == 48
+    half = document(capsys, *words, "--sessions", "0.5")["trace"]["requests"]
+    assert 0 < half < 24
+    assert half % 4 == 0, "whole conversations of four turns"
+    for flag, value, told in (("--first", "0", "--first: must be"), ("--sessions", "-1", "--sessions: times")):
+        assert run("simulate", *words, flag, value, "--quiet") == 2
+        assert told in capsys.readouterr().err
