@@ -292,6 +292,18 @@ def test_a_restart_forgets_what_was_cached() -> None:
     assert list(run.ttfts) == pytest.approx([0.041, 0.01, 0.041])
 
 
+@pytest.mark.parametrize("lag", [0.001, 5.0])
+def test_what_a_dead_engine_held_is_expected_of_nobody(lag: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is it when its events are heard after the next one has come."""
+    made = predictions(monkeypatch)
+    again = trace_of(*[(at, 41, 1, list(range(11))) for at in (0.0, 30.0)])
+    fleet = changed(replicas=1, event_lag=lag)
+    played(again, fleet)
+    assert made[1].cached_tokens == 40
+    played(again, msgspec.structs.replace(fleet, restarts=(Restart(2.0, 0, 1.0),)))
+    assert made[1].cached_tokens == 0
+
+
 def test_while_nobody_is_there_requests_wait_and_are_served_when_somebody_is() -> None:
     run = played(
         trace_of((1.0, 16, 1, []), (2.0, 16, 1, []), (9.0, 16, 1, [])),
