@@ -91,6 +91,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    sys.path.append("")  # a policy of one's own may lie in the folder that kvlb is started from
     targets = [parse_target(each) for each in args.slo]
     policies = parse(args.policy)
     prices = _prices(args.price)

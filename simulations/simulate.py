@@ -100,6 +100,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    sys.path.append("")  # a policy of one's own may lie in the folder that kvlb is started from
     scenario = scenario_of(args)
     if args.generate is not None and args.trace is not None:
         raise ConfigError("--generate: give either a trace's file or a generator, not both")

@@ -60,3 +60,4 @@ def test_what_is_made_up_is_nobodys_block() -> None:
     keys = TraceKeys(builder.build(), 1)
     every = [key for request in range(501) for key in keys.of(request)]
     assert len(set(every)) == len(every)
+    assert max(every) < 2**64

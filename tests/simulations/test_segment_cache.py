@@ -89,6 +89,20 @@ def test_who_computes_what_somebody_else_has_computed_meanwhile_keeps_nothing() 
     assert (of.empty, of.idle) == (7, 3)
 
 
+def test_who_computes_what_somebody_else_has_computed_and_left_meanwhile_uses_it() -> None:
+    of = cache(10)
+    of.take([], 3)
+    of.take([], 3)
+    of.keep([0], 0)
+    of.free([0], 0)
+    assert of.keep([0], 0) == ([], 0)
+    of.check()
+    assert of.take([], 5) is None, "four are empty, and three are in use again"
+    of.free([0], 3)
+    of.check()
+    assert (of.empty, of.idle) == (7, 3)
+
+
 def test_one_that_ends_before_it_was_computed_leaves_what_it_found() -> None:
     of = cache(10)
     compute(of, [0])

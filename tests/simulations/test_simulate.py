@@ -1,6 +1,7 @@
 """``simulations/simulate.py`` and ``plan.py``: the commands, from a file to what is shown."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,22 @@ def test_flags_become_the_fleet(trace: str, capsys: pytest.CaptureFixture[str]) 
     assert (settings["replicas"], settings["blocks"], settings["prefill_tps"]) == (3, 1_000_000 // 512, 5000)
     assert (settings["decode_seconds"], settings["load"], settings["closed_loop"]) == (0.01, 0.5, True)
     assert settings["believed_tps"] == 1000
+
+
+def test_a_policy_of_ones_own_lies_in_the_folder_where_kvlb_is_started(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "policy_in_the_folder.py").write_text(
+        "import msgspec\n"
+        "class Mine(msgspec.Struct, frozen=True):\n"
+        "    place: int = 0\n"
+        "    def choose(self, candidates, draw, asked):\n"
+        "        return candidates[self.place]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    found = document(capsys, trace, "--simple", "--replicas", "2", "--policy", "policy_in_the_folder:Mine(place=1)")
+    assert [each["policy"] for each in found["results"]] == ["policy_in_the_folder:Mine(place=1)"]
 
 
 def test_the_detailed_model_is_played_by_default(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
