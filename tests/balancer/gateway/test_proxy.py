@@ -36,7 +36,7 @@ def named(case: str) -> Iterator[None]:
 def error_of(answer: bytes) -> tuple[int, dict[str, str]]:
     status, headers, body = split(answer)
     assert ("Content-Type", "application/json") in [(name, value.partition(";")[0]) for name, value in headers]
-    (error,) = json.loads(body).values()
+    error: dict[str, str] = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert "\n" not in error["message"]
     return int(status.split(" ")[1]), error
