@@ -15,6 +15,7 @@ from balancer.errors import NoReplica, RequestError, UnknownModel, UnknownPath
 from balancer.gateway import audit, debug, index_api, recording, replicas, snapshot
 from balancer.gateway.access import Access
 from balancer.gateway.refusals import error_response
+from balancer.http.parsing import MAX_HEAD_BYTES
 from balancer.knowledge import View
 from balancer.metrics import Metrics
 from balancer.service import RouterService
@@ -53,6 +54,8 @@ def control_runner(service: RouterService, metrics: Metrics, access: Access) -> 
         auto_decompress=False,  # gateway.body does it, within the limit and with an answer for what it cannot read
         shutdown_timeout=10,
         access_log=None,
+        max_line_size=MAX_HEAD_BYTES,  # what the front lets through, it has measured
+        max_field_size=MAX_HEAD_BYTES,
     )
 
 

@@ -121,6 +121,7 @@ class RemoteBrain:
         self.settings = settings
         self.retries = retries or Retries(settings.retries)
         self.is_draining = False
+        self._is_stopping = False
         self.tokenizer: Tokenizer
         self.mirror = Mirror()
         self.is_known = asyncio.Event()
@@ -152,6 +153,7 @@ class RemoteBrain:
         self._tasks = [asyncio.create_task(self._stay_connected()), asyncio.create_task(self._tick())]
 
     async def stop(self) -> None:
+        self._is_stopping = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -292,7 +294,7 @@ class RemoteBrain:
     def _lost(self) -> None:
         if self._link is None:
             return
-        if self.is_asked and not self.is_draining:
+        if self.is_asked and not (self.is_draining or self._is_stopping):
             log.warning("the brain is away: replicas are chosen by rendezvous hashing until it is back")
         self._link, self._is_refilled = None, False
         for lease in self._leases.values():

@@ -280,3 +280,16 @@ def test_a_control_plane_that_is_away_is_told_with_the_requests_id(monkeypatch: 
             assert ids(answer) == ["mine"]
 
     run(check())
+
+
+def test_what_the_front_lets_through_is_not_too_long_behind_it() -> None:
+    async def check() -> None:
+        async with upstream() as replica, gateway([replica.url]) as front:
+            for path, status in (("/v1/models", "200"), ("/nowhere", "404")):
+                answer = await front.exchange(get(f"{path}?{'a' * 60_000}"))
+                first, headers, body = split(answer)
+                assert first.split(" ")[1] == status
+                assert dict(headers)["Content-Type"].startswith("application/json")
+                json.loads(body)
+
+    run(check())
