@@ -58,12 +58,13 @@ def _found(status: dict[str, Any]) -> set[str]:
 
 
 class Use(msgspec.Struct, frozen=True):
-    """What one process has: ``rss`` in KiB, ``tasks`` None where it does not say."""
+    """What one process has: ``rss`` in KiB; ``tasks``, and ``blocks`` of Python's memory, None where it does not say."""
 
     pid: int
     rss: int
     files: int
     tasks: int | None
+    blocks: int | None
 
 
 class Front:
@@ -157,16 +158,16 @@ class Front:
         return {role: await self._use(pid) for role, pid in pids.items()}
 
     async def _use(self, pid: int) -> Use:
-        file = self._folder / f"{pid}.tasks"
+        file = self._folder / f"{pid}.said"
         file.unlink(missing_ok=True)
         os.kill(pid, signal.SIGUSR1)
-        for _ in range(50):
+        tasks = blocks = None
+        for _ in range(100):
             await asyncio.sleep(0.02)
-            if file.exists() and (tasks := file.read_text()):
+            if file.exists() and (said := file.read_text()).endswith("\n"):
+                tasks, blocks = map(int, said.split())
                 break
-        else:
-            tasks = ""
-        return Use(pid, _rss(pid), len(os.listdir(f"/proc/{pid}/fd")), int(tasks) if tasks else None)
+        return Use(pid, _rss(pid), len(os.listdir(f"/proc/{pid}/fd")), tasks, blocks)
 
     # What is done to it
 

@@ -31,6 +31,9 @@ from tests.chaos.ledger import Ledger
 GROWN_KIB: Final = 16 * 1024
 """Of one process, from the end of the warm-up on; a new process is held against the one whose place it has."""
 
+GROWN_BLOCKS: Final = 40_000
+"""Of Python's, likewise; the index may hold some ten thousand more or fewer at the end."""
+
 
 class Plan(msgspec.Struct, frozen=True):
     """What is done. Times in seconds, ``rate`` in requests a second; ``haste`` is that of faults (``Faults``)."""
@@ -191,12 +194,14 @@ def _leaks(before: dict[str, Use], after: dict[str, Use]) -> list[str]:
 
 
 def _grown(before: dict[str, Use], after: dict[str, Use]) -> list[str]:
-    grown = [
-        f"{role}: {use.rss} KiB after {before[role].rss}"
-        for role, use in after.items()
-        if use.rss > before[role].rss + GROWN_KIB
-    ]
-    return _leaks(before, after) + grown
+    found = _leaks(before, after)
+    for role, use in after.items():
+        was = before[role]
+        if use.rss > was.rss + GROWN_KIB:
+            found.append(f"{role}: {use.rss} KiB after {was.rss}")
+        if use.blocks is None or was.blocks is None or use.blocks > was.blocks + GROWN_BLOCKS:
+            found.append(f"{role}: {use.blocks} of Python's blocks after {was.blocks}")
+    return found
 
 
 def main() -> int:
