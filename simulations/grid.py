@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -129,7 +130,8 @@ def _played(trace: Trace, cases: Sequence[Case], which: Sequence[int], jobs: int
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin_work, initargs=(os.getpid(),)) as pool:
         try:
-            coming = {pool.submit(_run_here, cases[at]): at for at in which}
+            with _undisturbed():  # they are forked by the first of these
+                coming = {pool.submit(_run_here, cases[at]): at for at in which}
             for done in as_completed(coming):
                 yield coming[done], decode(done.result())
         except BrokenProcessPool as error:
@@ -138,12 +140,22 @@ def _played(trace: Trace, cases: Sequence[Case], which: Sequence[int], jobs: int
                 "part of the trace; --resume DIR keeps what is done"
             ) from error
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
             for child in multiprocessing.active_children():  # or they would go on to the end of their runs
                 child.terminate()
+            pool.shutdown(wait=True, cancel_futures=True)
             raise
         finally:
             _workshop = None
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No Ctrl-C before the end: one in the middle of a fork would leave a child that neither works nor ends."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin_work(parent: int) -> None:
