@@ -5,12 +5,10 @@ Never knows what a policy thinks: each gateway is a ``balancer.router.Router``, 
 production, and no sooner. Time and chance come from the trace and the seed alone, so a run repeats to the bit.
 """
 
-import heapq
 import random
-from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -26,10 +24,11 @@ from hashing.recipes import Recipe
 from indexer.events import AllBlocksCleared, BlockStored, KVEvent
 from indexer.index import Keys, ReplicaId
 from simulations.arrivals import Arrivals, scale_to
+from simulations.course import Course
 from simulations.engine import Engine, EngineConfig, EngineRequest, ScheduledStep
 from simulations.keys import TraceKeys
 from simulations.latency import LatencyModel
-from simulations.results import REFUSED, Misses, Run
+from simulations.results import REFUSED, Run
 from simulations.sequences import KeyPrompt
 from simulations.traces.trace import NO_SESSION, Trace
 
@@ -166,7 +165,7 @@ class _Replica:
         return self._latency.seconds(step.workload) / self._speed
 
 
-class _Play:
+class _Play(Course):
     """One run, until it is over."""
 
     def __init__(
@@ -179,7 +178,10 @@ class _Play:
         dice: random.Random,
         keys: TraceKeys | None,
     ) -> None:
-        self._trace = trace
+        speeds = [*fleet.speeds, *[1.0] * fleet.replicas][: fleet.replicas]
+        self._speeds = [_prefill_speed(fleet) * speed for speed in speeds]
+        scale = 1 / fleet.rate if fleet.load is None else scale_to(trace, fleet.load * sum(self._speeds))
+        super().__init__(trace, Arrivals(trace, scale, closed_loop=fleet.closed_loop))
         self._settings = fleet
         self._sessions = sessions
         self._dice = dice
@@ -196,64 +198,27 @@ class _Play:
             async_scheduling=fleet.async_scheduling,
             announce_tokens=False,
         )
-        speeds = [*fleet.speeds, *[1.0] * fleet.replicas][: fleet.replicas]
         self._replicas = [
             _Replica(number, ReplicaId(f"r{number:03}"), Engine(self._config), speed, fleet.latency)
             for number, speed in enumerate(speeds)
         ]
         self._gateways = [Router(policy(), name) for _ in range(fleet.gateways)]
-        self._speeds = [_prefill_speed(fleet) * speed for speed in speeds]
         for replica in self._replicas:
             self._introduce(replica)
-        speed = sum(self._speeds)
-        scale = 1 / fleet.rate if fleet.load is None else scale_to(trace, fleet.load * speed)
-        self._coming = Arrivals(trace, scale, closed_loop=fleet.closed_loop)
-        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._order = 0
         self._open: dict[int, _Sent] = {}
         self._in_turn = 0
         self._ticking = False
-        count = len(trace)
-        self._arrivals = array("d", bytes(8 * count))
-        self._ttfts = array("d", bytes(8 * count))
-        self._latencies = array("d", bytes(8 * count))
-        self._hits = array("q", bytes(8 * count))
-        self._chosen = array("q", [REFUSED]) * count
         self._computed: set[int] = set()  # keys that somebody has had
-        self._missed = [0, 0, 0, 0]
-        self._end = 0.0
 
     def run(self, name: str, seed: int) -> Run:
         for restart in self._settings.restarts:
             self._push(restart.at, self._die, self._replicas[restart.replica], restart.down)
-        coming, events = self._coming, self._events
-        while True:
-            arrival = coming.peek()
-            if arrival is not None and not (events and events[0][0] <= arrival):
-                self._arrive(arrival, coming.pop())
-                continue
-            if not events:
-                break
-            now, _, happens, what = heapq.heappop(events)
-            happens(now, *what)
+        self._play(self._arrive)
         settings = self._settings
         told = {key: value for key, value in msgspec.structs.asdict(settings).items() if key not in _STRUCTURED}
-        return Run(
-            trace=self._trace.name,
-            policy=name,
-            seed=seed,
-            replicas=settings.replicas,
-            settings={"model": "detailed", **told, **{key: _text(getattr(settings, key)) for key in _STRUCTURED}},
-            arrivals=self._arrivals,
-            ttfts=self._ttfts,
-            latencies=self._latencies,
-            inputs=self._trace.inputs,
-            hits=self._hits,
-            chosen=self._chosen,
-            misses=Misses(*self._missed),
-            busy=[replica.busy_seconds for replica in self._replicas],
-            seconds=self._end,
-        )
+        told |= {key: _text(getattr(settings, key)) for key in _STRUCTURED}
+        busy = [replica.busy_seconds for replica in self._replicas]
+        return self._run_of(name, seed, {"model": "detailed", **told}, busy)
 
     # Requests
 
@@ -296,12 +261,7 @@ class _Play:
     def _leave(self, now: float, request: int) -> None:
         """Nobody has taken it."""
         self._chosen[request] = REFUSED
-        self._follow(now, request)
-
-    def _follow(self, now: float, request: int) -> None:
-        following = self._coming.follow(request, now)
-        if following is not None:
-            self._push(following[0], self._arrive, following[1])
+        self._follow(now, request, self._arrive)
 
     # Engines
 
@@ -345,7 +305,7 @@ class _Play:
         now += self._settings.latency.request  # the client has it later than the engine
         self._latencies[request] = now - self._arrivals[request]
         self._end = now
-        self._follow(now, request)
+        self._follow(now, request, self._arrive)
 
     # Events
 
@@ -377,7 +337,7 @@ class _Play:
             self._gateways[sent.gateway].release(sent.decision.lease, outcome, now)
             if sent.has_begun:
                 self._latencies[request] = now - self._arrivals[request]
-                self._follow(now, request)
+                self._follow(now, request, self._arrive)
             else:
                 self._push(now, self._arrive, request, 2, self._arrivals[request])
         self._push(now + down, self._return, replica, replica.life)
@@ -423,10 +383,6 @@ class _Play:
         self._ticking = False
         if self._open:
             self._keep_ticking(now)
-
-    def _push(self, when: float, happens: Callable[..., None], *what: Any) -> None:
-        self._order += 1
-        heapq.heappush(self._events, (when, self._order, happens, what))
 
     def _known(self, keys: Sequence[int], tokens: int) -> int:
         size, computed = self._settings.block_size, self._computed

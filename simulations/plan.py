@@ -19,6 +19,7 @@ from balancer.words import counted
 from simulations.grid import Case, run_all
 from simulations.hardware.estimate import Hardware, estimate
 from simulations.named_policies import NamedPolicy, parse
+from simulations.output import write_file
 from simulations.report.figures import percent
 from simulations.report.figures import seconds as shown
 from simulations.results import Run, Summary, summarise
@@ -119,10 +120,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(_table(plans, targets, has_prices=bool(prices)))
     if args.json is not None:
-        try:
-            Path(args.json).write_bytes(_encoded(args, plans))
-        except OSError as error:
-            raise ConfigError(f"--json {args.json}: {error.strerror}; name a file that can be written") from error
+        write_file("--json", Path(args.json), _encoded(args, plans))
     return 0
 
 

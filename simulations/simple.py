@@ -11,12 +11,10 @@ answer takes ``output * decode_seconds * (1 + decode_slowdown * answers under wa
 prefill.
 """
 
-import heapq
 import random
-from array import array
 from collections import deque
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -26,9 +24,10 @@ from balancer.leaning import BEGINNING, beginning, lean
 from balancer.policies.base import Policy
 from indexer.index import Keys, ReplicaId
 from simulations.arrivals import Arrivals, scale_to
+from simulations.course import Course
 from simulations.holdings import Holdings
 from simulations.paths import Paths
-from simulations.results import REFUSED, Misses, Run
+from simulations.results import Run
 from simulations.segment_cache import SegmentCache
 from simulations.traces.trace import NO_SESSION, Trace
 
@@ -105,7 +104,7 @@ class _Lane:
         self.busy_seconds = 0.0
 
 
-class _Play:
+class _Play(Course):
     """One run, until it is over."""
 
     def __init__(
@@ -119,7 +118,9 @@ class _Play:
     ) -> None:
         if paths.block_size != fleet.block_size:
             raise ValueError(f"paths are of blocks of {paths.block_size} tokens, the fleet's have {fleet.block_size}")
-        self._trace = trace
+        load, speed = fleet.load, fleet.replicas * fleet.prefill_tps
+        scale = 1 / fleet.rate if load is None else scale_to(trace, load * speed)
+        super().__init__(trace, Arrivals(trace, scale, closed_loop=fleet.closed_loop))
         self._paths = paths
         self._settings = fleet
         self._choose = policy.choose
@@ -131,19 +132,6 @@ class _Play:
         self._fleet = Fleet()
         self._lanes = self._build()
         self._holdings = Holdings(paths.lengths, [lane.cache.held for lane in self._lanes])
-        self._events: list[tuple[float, int, int, tuple[Any, ...]]] = []
-        self._order = 0
-        count = len(trace)
-        self._arrivals = array("d", bytes(8 * count))
-        self._ttfts = array("d", bytes(8 * count))
-        self._latencies = array("d", bytes(8 * count))
-        self._hits = array("q", bytes(8 * count))
-        self._chosen = array("q", [REFUSED]) * count
-        self._missed = [0, 0, 0, 0]
-        self._end = 0.0
-        load, speed = fleet.load, fleet.replicas * fleet.prefill_tps
-        scale = 1 / fleet.rate if load is None else scale_to(trace, load * speed)
-        self._arrivals_of_trace = Arrivals(trace, scale, closed_loop=fleet.closed_loop)
 
     def _build(self) -> list[_Lane]:
         settings, lengths = self._settings, self._paths.lengths
@@ -161,38 +149,10 @@ class _Play:
         return lanes
 
     def run(self, name: str, seed: int) -> Run:
-        arrivals, events = self._arrivals_of_trace, self._events
-        while True:
-            coming = arrivals.peek()
-            if coming is not None and not (events and events[0][0] <= coming):
-                self._arrive(coming, arrivals.pop())
-                continue
-            if not events:
-                break
-            now, _, kind, what = heapq.heappop(events)
-            if kind == _PREFILLED:
-                self._prefilled(now, *what)
-            elif kind == _ENDED:
-                self._ended(now, *what)
-            else:
-                self._arrive(now, *what)
+        self._play(self._arrive)
         settings = msgspec.structs.asdict(self._settings)
-        return Run(
-            trace=self._trace.name,
-            policy=name,
-            seed=seed,
-            replicas=self._settings.replicas,
-            settings={"model": "simple", **settings},
-            arrivals=self._arrivals,
-            ttfts=self._ttfts,
-            latencies=self._latencies,
-            inputs=self._trace.inputs,
-            hits=self._hits,
-            chosen=self._chosen,
-            misses=Misses(*self._missed),
-            busy=[lane.busy_seconds for lane in self._lanes],
-            seconds=self._end,
-        )
+        busy = [lane.busy_seconds for lane in self._lanes]
+        return self._run_of(name, seed, {"model": "simple", **settings}, busy)
 
     # What happens
 
@@ -201,7 +161,7 @@ class _Play:
         tokens = self._trace.inputs[request]
         size = self._settings.block_size
         if -(-(tokens + self._trace.outputs[request]) // size) > self._lanes[0].cache.capacity:
-            self._follow_up(now, request)  # no replica could ever hold it
+            self._follow(now, request, self._arrive)  # no replica could ever hold it
             return
         path = self._paths.paths[request]
         session = self._sessions[request]
@@ -276,7 +236,7 @@ class _Play:
         self._hits[request] = hit * size
         lane.busy = True
         lane.busy_seconds += seconds
-        self._push(now + seconds, _PREFILLED, lane, request, lease, used, needed)
+        self._push(now + seconds, self._prefilled, lane, request, lease, used, needed)
 
     def _prefilled(self, now: float, lane: _Lane, request: int, lease: int, used: int, taken: int) -> None:
         self._ttfts[request] = now - self._arrivals[request]
@@ -290,7 +250,7 @@ class _Play:
         lane.answers += 1
         settings = self._settings
         seconds = self._trace.outputs[request] * settings.decode_seconds * (1 + settings.decode_slowdown * lane.answers)
-        self._push(now + seconds, _ENDED, lane, request, lease, taken - blocks)
+        self._push(now + seconds, self._ended, lane, request, lease, taken - blocks)
         self._begin(now, lane)
 
     def _ended(self, now: float, lane: _Lane, request: int, lease: int, others: int) -> None:
@@ -301,17 +261,7 @@ class _Play:
         self._end = now
         for each in self._lanes if self._settings.pooled else (lane,):
             self._begin(now, each)
-        self._follow_up(now, request)
-
-    def _follow_up(self, now: float, request: int) -> None:
-        """The next request of the session, in a closed loop."""
-        following = self._arrivals_of_trace.follow(request, now)
-        if following is not None:
-            self._push(following[0], _ARRIVES, following[1])
-
-    def _push(self, when: float, kind: int, *what: Any) -> None:
-        self._order += 1
-        heapq.heappush(self._events, (when, self._order, kind, what))
+        self._follow(now, request, self._arrive)
 
     def _lose_everywhere(self, segments: Sequence[int]) -> None:
         for number in range(len(self._lanes)):
@@ -346,6 +296,3 @@ class _Play:
         for at, blocks in enumerate((in_flight, elsewhere, evicted), 1):
             self._missed[at] += blocks * size
         self._missed[0] += first
-
-
-_PREFILLED, _ENDED, _ARRIVES = range(3)

@@ -25,6 +25,7 @@ from simulations.hardware.estimate import estimate
 from simulations.hardware.options import add_hardware_options, hardware_of
 from simulations.latency import LatencyModel
 from simulations.named_policies import parse_names
+from simulations.output import write_file
 from simulations.report.document import Document, document, encode
 from simulations.report.export import write_plots
 from simulations.report.figures import duration
@@ -263,18 +264,11 @@ def _show(report: Document, args: argparse.Namespace) -> None:
         width = shutil.get_terminal_size((100, 24)).columns if is_terminal else 100
         print(table(report, width=width, colour=is_terminal))
     if args.json not in (None, "-"):
-        _write("--json", Path(args.json), encode(report))
+        write_file("--json", Path(args.json), encode(report))
     if args.html is not None:
-        _write("--html", Path(args.html), page(report).encode())
+        write_file("--html", Path(args.html), page(report).encode())
     if args.plots is not None:
         write_plots(plots_of(report), Path(args.plots), ("svg", "png") if args.png else ("svg",))
-
-
-def _write(flag: str, path: Path, data: bytes) -> None:
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise ConfigError(f"{flag} {path}: {error.strerror}; name a file that can be written") from error
 
 
 def _silent(done: int, of: int, seconds: float) -> None:
