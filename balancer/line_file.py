@@ -68,7 +68,12 @@ class LineFile(Generic[T]):
         async with self._writing:
             entries = [self._waiting.popleft() for _ in range(len(self._waiting))]
             if entries:
-                await asyncio.to_thread(self._write, entries)
+                writing = asyncio.ensure_future(asyncio.to_thread(self._write, entries))
+                try:
+                    await asyncio.shield(writing)
+                except asyncio.CancelledError:
+                    await asyncio.wait({writing})  # a thread cannot be cancelled, and whoever flushes next counts on it
+                    raise
 
     def _write(self, entries: Sequence[T]) -> None:
         lines = b"".join(self._render(entry) + b"\n" for entry in entries)

@@ -5,6 +5,7 @@ import logging
 import os
 import resource
 import sys
+import threading
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,6 +101,30 @@ def test_two_writers_keep_the_order(tmp_path: Path) -> None:
         await made.flush()
         await first
         assert lines(path) == ["r1", "r2"]
+
+    run(check())
+
+
+def test_what_is_being_written_when_the_writer_ends_is_there_afterwards(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    may_write = threading.Event()
+
+    def render(line: str) -> bytes:
+        may_write.wait(10)
+        return line.encode()
+
+    async def check() -> None:
+        made = LineFile("log.lines", str(path), 1 << 20, render)
+        made.add("r1")
+        writing = asyncio.create_task(made.flush())
+        await asyncio.sleep(0)
+        writing.cancel()
+        last = asyncio.create_task(made.flush())
+        await asyncio.sleep(0)
+        may_write.set()
+        await last
+        assert lines(path) == ["r1"]
+        assert (await asyncio.gather(writing, return_exceptions=True)) != [None], "it was cancelled all the same"
 
     run(check())
 
