@@ -4,6 +4,7 @@ Knows the trace and how its time is stretched. Never knows fleets; who plays a t
 """
 
 from collections import deque
+from collections.abc import Iterator
 
 from simulations.traces.trace import NO_PAUSE, NO_SESSION, Trace
 
@@ -17,7 +18,6 @@ class Arrivals:
         self._scale = scale
         self._waiting: dict[int, deque[int]] = {}  # by session, those that wait for their turn
         self._by_itself = self._find() if closed_loop else range(len(trace))
-        self._next = 0
 
     def _find(self) -> list[int]:
         trace = self._trace
@@ -31,16 +31,11 @@ class Arrivals:
             by_itself.append(request)
         return by_itself
 
-    def peek(self) -> float | None:
-        """When the next one comes that waits for nobody; None after the last."""
-        if self._next >= len(self._by_itself):
-            return None
-        return self._trace.arrivals[self._by_itself[self._next]] * self._scale
-
-    def pop(self) -> int:
-        """That request."""
-        self._next += 1
-        return self._by_itself[self._next - 1]
+    def __iter__(self) -> Iterator[tuple[float, int]]:
+        """Those that wait for nobody, in their order: when each comes, and which request it is."""
+        arrivals, scale = self._trace.arrivals, self._scale
+        for request in self._by_itself:
+            yield arrivals[request] * scale, request
 
     def follow(self, request: int, now: float) -> tuple[float, int] | None:
         """The answer to ``request`` is there: when which one comes after it; None if it waits for nobody or there is none."""

@@ -38,15 +38,14 @@ class Course:
 
     def _play(self, arrive: Callable[[float, int], None]) -> None:
         """All that happens, in its order; ``arrive`` is told of those who come by themselves."""
-        coming, events = self._coming, self._events
-        while True:
-            arrival = coming.peek()
-            if arrival is not None and not (events and events[0][0] <= arrival):
-                arrive(arrival, coming.pop())
-                continue
-            if not events:
-                return
-            now, _, happens, what = heapq.heappop(events)
+        coming, events, following = self._coming, self._events, heapq.heappop
+        for arrival, request in coming:
+            while events and events[0][0] <= arrival:
+                now, _, happens, what = following(events)
+                happens(now, *what)
+            arrive(arrival, request)
+        while events:
+            now, _, happens, what = following(events)
             happens(now, *what)
 
     def _follow(self, now: float, request: int, arrive: Callable[[float, int], None]) -> None:

@@ -31,6 +31,7 @@ from simulations.paths import Paths
 from simulations.results import Run
 from simulations.simple import SimpleFleet, play
 from simulations.traces.sessions import derived_sessions
+from simulations.traces.stretches import Stretches
 from simulations.traces.trace import Trace
 
 T = TypeVar("T")
@@ -58,8 +59,9 @@ class Workshop:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.sessions = derived_sessions(trace)
-        self.paths = lru_cache(maxsize=4)(lambda size: Paths(trace, size))
+        stretches = Stretches(trace)
+        self.sessions = derived_sessions(trace, stretches)
+        self.paths = lru_cache(maxsize=4)(lambda size: Paths(trace, size, stretches))
         self.keys = lru_cache(maxsize=4)(lambda size: TraceKeys(trace, size))
 
     def run(self, case: Case) -> Run:

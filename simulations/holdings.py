@@ -9,7 +9,10 @@ from collections.abc import Mapping, Sequence
 
 
 class Holdings:
-    """Mutable; ``parts`` are the replicas' own tables of what they hold (``SegmentCache.held``), by replica."""
+    """Mutable; ``parts`` are the replicas' own tables of what they hold (``SegmentCache.held``), by replica.
+
+    What lies in one of them, even in part, ``keep`` has been told of.
+    """
 
     __slots__ = ("_begins", "_everyone", "_lengths", "_parts", "computed", "expected", "whole")
 
@@ -58,12 +61,16 @@ class Holdings:
 
     def is_awaited(self, segment: int, lease: int, replica: int) -> bool:
         """Whether anybody is to compute it beside this lease at this replica."""
-        expected = self.expected[segment]
-        return bool(expected & ~(1 << replica)) or bool(self._begins.get((segment, replica), {}).keys() - {lease})
+        expected, here = self.expected[segment], 1 << replica
+        if expected != here:
+            return bool(expected)  # elsewhere, or nowhere
+        begins = self._begins[segment, replica]
+        return len(begins) > 1 or lease not in begins
 
     def depths(self, path: Sequence[int], *, expecting: bool) -> list[int]:
         """How many leading blocks of the path each replica holds, by replica; what is expected counts if ``expecting``."""
         parts, lengths, whole, expected, begins = self._parts, self._lengths, self.whole, self.expected, self._begins
+        computed = self.computed
         found = [0] * len(parts)
         left, blocks = self._everyone, 0
         for segment in path:
@@ -75,6 +82,8 @@ class Holdings:
                 replica = bit.bit_length() - 1
                 if parts[replica].get(segment, 0) >= min(begins[segment, replica].values()):
                     holders |= bit
+            if not (holders or computed[segment]):
+                break  # nobody holds a part of it, either
             ended = left & ~holders
             while ended:
                 bit = ended & -ended
@@ -85,6 +94,8 @@ class Holdings:
             if not left:
                 return found
             blocks += lengths[segment]
+        if left == self._everyone:
+            return [blocks] * len(parts)
         while left:
             bit = left & -left
             left ^= bit
@@ -98,6 +109,8 @@ class Holdings:
         for segment in path:
             holders = left & self.whole[segment]
             if not holders:
+                if not self.computed[segment]:
+                    return blocks
                 best = 0
                 while left:
                     bit = left & -left

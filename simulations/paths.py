@@ -2,18 +2,21 @@
 
 Knows ids, lengths and the engine's block size. Never knows replicas or time. Most blocks have one child in practice, so a
 prompt of hundreds of blocks is a path of a few segments, and whoever simulates it has a few things to do instead of hundreds.
-Nothing
-is lost: a segment may still be held in part, from its beginning.
+Nothing is lost: a segment may still be held in part, from its beginning.
 
 Blocks of the trace and of the engine need not be of one size. An id names a whole prefix, so the engine's blocks that end
 within it are known by it; a last one that is not full is known as far as the prompt reaches.
 """
 
 from array import array
-from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Final
 
-from simulations.traces.trace import NO_PARENT, Trace
+from simulations.traces.stretches import NO_STRETCH, Stretches
+from simulations.traces.trace import Trace
+
+_NOWHERE: Final = -1
+"""In place of a piece: before the first one."""
 
 
 class Paths:
@@ -22,135 +25,116 @@ class Paths:
     Attributes:
         block_size: the engine's, in tokens.
         lengths: by segment, engine blocks in it; more than 0.
-        paths: by request, its segments from the first on; together they are the full blocks of its prompt.
+        paths: by request, its segments from the first on; together they are the full blocks of its prompt. Of equal ones there
+            is one.
         own: by request, full blocks at its end that nothing is known of: nobody shares them.
     """
 
-    def __init__(self, trace: Trace, block_size: int) -> None:
+    def __init__(self, trace: Trace, block_size: int, stretches: Stretches | None = None) -> None:
+        """``stretches`` are the trace's, where they are made already."""
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1 token, got {block_size}")
         self.block_size = block_size
         self.lengths = array("q")
         self.paths: list[Sequence[int]] = []
         self.own = array("q")
-        cuts = _Cuts(trace, block_size)
-        self._join(trace, cuts)
+        self._join(trace, _Pieces(trace, block_size, stretches or Stretches(trace)))
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def _join(self, trace: Trace, cuts: "_Cuts") -> None:
-        uses = cuts.uses
-        lengths, paths, own = self.lengths, self.paths, self.own
-        firsts: dict[int, int] = {}  # piece -> segment that begins with it
-        shared: dict[tuple[int, ...], Sequence[int]] = {}
-        for pieces, tokens in zip(cuts.paths(), trace.inputs, strict=True):
-            at, known, path = 0, 0, []
-            while at < len(pieces):
-                piece = pieces[at]
-                count = uses[piece]
-                # Uses fall along a path, as whoever has a block has all before it.
-                end = bisect_right(pieces, -count, lo=at + 1, key=lambda each: -uses[each])
-                segment = firsts.get(piece)
-                if segment is None:
-                    segment = firsts[piece] = len(lengths)
-                    lengths.append(sum([cuts.length(each) for each in pieces[at:end]]))
-                path.append(segment)
-                known += lengths[segment]
-                at = end
-            whole = tuple(path)
-            paths.append(shared.setdefault(whole, whole))
-            own.append(tokens // self.block_size - known)
+    def _join(self, trace: Trace, pieces: "_Pieces") -> None:
+        """Pieces that follow each other in every prompt are one segment."""
+        uses, lengths = pieces.uses(), self.lengths
+        paths: list[tuple[int, ...]] = []  # by piece, the segments up to it
+        known: list[int] = []  # the blocks of these
+        before: list[int] = []  # the last piece up to it that has blocks
+        for at, (parent, length, count) in enumerate(zip(pieces.parents, pieces.lengths, uses, strict=True)):
+            path, blocks, last = (
+                ((), 0, _NOWHERE) if parent == _NOWHERE else (paths[parent], known[parent], before[parent])
+            )
+            if length and count:  # what nobody uses is no segment
+                if last != _NOWHERE and uses[last] == count:
+                    lengths[path[-1]] += length
+                else:
+                    path = (*path, len(lengths))
+                    lengths.append(length)
+                blocks, last = blocks + length, at
+            paths.append(path)
+            known.append(blocks)
+            before.append(last)
+        size = self.block_size
+        for end, tokens in zip(pieces.ends, trace.inputs, strict=True):
+            self.paths.append(() if end == _NOWHERE else paths[end])
+            self.own.append(tokens // size - (0 if end == _NOWHERE else known[end]))
 
 
-class _Cuts:
-    """The ids of a trace, cut where a prompt ends within one: *pieces* are ids, or numbers behind all of them."""
+class _Pieces:
+    """A trace's stretches, cut where a prompt ends within an id; parents come before their children.
 
-    def __init__(self, trace: Trace, block_size: int) -> None:
-        self._trace = trace
-        self._size = block_size
-        self._whole = trace.block_size
-        self._count = len(trace.parents)
-        self._depths = _depths(trace.parents)
-        self._cuts: dict[int, list[int]] = {}  # id -> blocks of it, from its beginning, at which a prompt ends
-        self._pieces: dict[tuple[int, int], int] = {}  # (id, where it begins) -> piece
-        self._lengths: list[int] = []  # of pieces that are no ids
-        self._find()
-        self.uses = self._counted()
+    Attributes:
+        lengths: by piece, engine blocks in it; may be 0.
+        parents: by piece, the one before it on its path, or ``_NOWHERE``.
+        ends: by request, its last piece, or ``_NOWHERE``.
+    """
 
-    def length(self, piece: int) -> int:
-        """Engine blocks in it."""
-        return self._lengths[piece - self._count] if piece >= self._count else self._blocks_in(self._depths[piece])
-
-    def paths(self) -> "Sequence[Sequence[int]]":
-        """The pieces of each prompt, those without a block left out."""
-        found: list[Sequence[int]] = []
-        cuts, whole, size = self._cuts, self._whole, self._size
-        is_plain = whole >= size
-        for ids, tokens in zip(self._trace.blocks, self._trace.inputs, strict=True):
-            if not ids:
-                found.append(())
-                continue
-            last = len(ids) - 1
-            left = tokens // size - last * whole // size  # full blocks that end in the last one
-            full = self._blocks_in(last)
-            tail: list[int] = self._pieces_of(ids[last], min(left, full)) if left > 0 else []
-            if not cuts:
-                head: Sequence[int] = ids[:last]
+    def __init__(self, trace: Trace, block_size: int, stretches: Stretches) -> None:
+        self.lengths: list[int] = []
+        self.parents: list[int] = []
+        whole = trace.block_size
+        lasts = stretches.lasts
+        left = _left(trace, block_size)
+        cuts: dict[int, set[int]] = {}  # by stretch, after how many of its blocks prompts end within it
+        for last, (blocks, full) in zip(lasts, left, strict=True):
+            if 0 < blocks < full:
+                cuts.setdefault(last, set()).add(blocks)
+        wholes: list[int] = []  # by stretch, its last piece
+        within: dict[tuple[int, int], int] = {}  # (stretch, blocks of it) -> the piece that ends there
+        begins = stretches.begins
+        for at, (parent, depth) in enumerate(zip(stretches.parents, stretches.depths, strict=True)):
+            begin = depth * whole // block_size
+            length = (depth + begins[at + 1] - begins[at]) * whole // block_size - begin
+            piece = _NOWHERE if parent == NO_STRETCH else wholes[parent]
+            done = 0
+            for cut in sorted(cuts[at]) if at in cuts else ():
+                piece = within[at, cut] = self._add(piece, cut - done)
+                done = cut
+            wholes.append(self._add(piece, length - done))
+        self.ends: list[int] = []
+        for last, (blocks, full) in zip(lasts, left, strict=True):
+            if last == NO_STRETCH:
+                self.ends.append(_NOWHERE)
+            elif blocks >= full:
+                self.ends.append(wholes[last])
+            elif blocks > 0:
+                self.ends.append(within[last, blocks])
             else:
-                head = [
-                    piece for each in ids[:last] for piece in ((each,) if each not in cuts else self._pieces_of(each))
-                ]
-            if not is_plain:
-                head = [piece for piece in head if self.length(piece)]
-            found.append(array("q", [*head, *tail]))
-        return found
+                parent = stretches.parents[last]
+                self.ends.append(_NOWHERE if parent == NO_STRETCH else wholes[parent])
 
-    def _find(self) -> None:
-        for ids, tokens in zip(self._trace.blocks, self._trace.inputs, strict=True):
-            if not ids:
-                continue
-            last = len(ids) - 1
-            left = tokens // self._size - last * self._whole // self._size
-            if 0 < left < self._blocks_in(last):
-                cuts = self._cuts.setdefault(ids[last], [])
-                if left not in cuts:
-                    cuts.append(left)
-        for each, cuts in self._cuts.items():
-            cuts.sort()
-            begin = 0
-            for end in [*cuts, self._blocks_in(self._depths[each])]:
-                self._pieces[each, begin] = self._count + len(self._lengths)
-                self._lengths.append(end - begin)
-                begin = end
+    def _add(self, parent: int, length: int) -> int:
+        self.parents.append(parent)
+        self.lengths.append(length)
+        return len(self.lengths) - 1
 
-    def _counted(self) -> "array[int]":
-        uses = array("q", bytes(8 * (self._count + len(self._lengths))))
-        for pieces in self.paths():
-            for piece in pieces:
-                uses[piece] += 1
+    def uses(self) -> list[int]:
+        """By piece, how many prompts have it."""
+        uses = [0] * len(self.lengths)
+        for end in self.ends:
+            if end != _NOWHERE:
+                uses[end] += 1
+        parents = self.parents
+        for at in range(len(uses) - 1, -1, -1):
+            if parents[at] != _NOWHERE:
+                uses[parents[at]] += uses[at]
         return uses
 
-    def _pieces_of(self, each: int, blocks: int | None = None) -> list[int]:
-        """The pieces of an id, or of its first blocks."""
-        if each not in self._cuts:
-            return [each] if blocks or blocks is None else []
-        ends = [*self._cuts[each], self._blocks_in(self._depths[each])]
-        begins = [0, *ends[:-1]]
-        return [
-            self._pieces[each, begin]
-            for begin, end in zip(begins, ends, strict=True)
-            if blocks is None or end <= blocks
-        ]
 
-    def _blocks_in(self, depth: int) -> int:
-        """Engine blocks that end within the trace's block at this depth."""
-        return (depth + 1) * self._whole // self._size - depth * self._whole // self._size
-
-
-def _depths(parents: Sequence[int]) -> "array[int]":
-    depths = array("q", bytes(8 * len(parents)))
-    for each, parent in enumerate(parents):  # parents come before their children
-        if parent != NO_PARENT:
-            depths[each] = depths[parent] + 1
-    return depths
+def _left(trace: Trace, size: int) -> list[tuple[int, int]]:
+    """By request: engine blocks of its prompt that end within its last id or behind it, and how many end within that id."""
+    whole = trace.block_size
+    found = []
+    for ids, tokens in zip(trace.blocks, trace.inputs, strict=True):
+        begin = (len(ids) - 1) * whole // size
+        found.append((tokens // size - begin, len(ids) * whole // size - begin) if ids else (0, 0))
+    return found

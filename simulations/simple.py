@@ -131,6 +131,7 @@ class _Play(Course):
         self._expecting: bool = getattr(policy, "counts_expected", True)
         self._fleet = Fleet()
         self._lanes = self._build()
+        self._live = [lane.live for lane in self._lanes]
         self._holdings = Holdings(paths.lengths, [lane.cache.held for lane in self._lanes])
 
     def _build(self) -> list[_Lane]:
@@ -169,26 +170,24 @@ class _Play(Course):
         usable = (tokens - 1) // size
         depths = self._holdings.depths(path, expecting=self._expecting)
         leading = 0 if any(depths) else self._beginning(request)
-        candidates = []
-        for lane, depth in zip(self._lanes, depths, strict=True):
-            live = lane.live
-            candidates.append(
-                Candidate(
-                    live.replica.id,
-                    tokens,
-                    (depth if depth < usable else usable) * size,
-                    live.queued_tokens,
-                    live.in_flight,
-                    live.last_lease,
-                    lean=lean(leading, live.replica.id) if leading else 0,
-                    wait=live.wait(now),
-                    speed=live.speed,
-                    waiting=live.waiting,
-                    active_tokens=live.active_tokens,
-                    room_tokens=live.room_tokens,
-                    has_session=lane.number == at,
-                )
+        candidates = [
+            Candidate(
+                live.replica.id,
+                tokens,
+                (depth if depth < usable else usable) * size,
+                live.queued_tokens,
+                live.in_flight,
+                live.last_lease,
+                lean=lean(leading, live.replica.id) if leading else 0,
+                wait=live.wait(now),
+                speed=live.speed,
+                waiting=live.waiting,
+                active_tokens=live.active_tokens,
+                room_tokens=live.room_tokens,
+                has_session=number == at,
             )
+            for number, (live, depth) in enumerate(zip(self._live, depths, strict=True))
+        ]
         chain: Keys | None = self._chain(request) if self._reads_prompt else None
         asked = Asked(session + 1, chain, self._trace.block_size, self._fleet.utilisation(now))
         chosen = self._choose(candidates, self._draw(), asked)
@@ -272,27 +271,30 @@ class _Play(Course):
         holdings, lengths, size = self._holdings, self._paths.lengths, self._settings.block_size
         tokens, path = self._trace.inputs[request], self._paths.paths[request]
         longest = holdings.longest(path)
-        first = tokens - sum([lengths[segment] for segment in path]) * size
+        first = tokens % size + self._paths.own[request] * size
         in_flight = elsewhere = evicted = 0
-        end = 0
+        begin = end = 0
         for segment in path:
             begin, end = end, end + lengths[segment]
             if end <= hit:
                 continue
-            missing = end - max(begin, hit)
-            there = max(0, min(end, longest) - max(begin, hit))
-            elsewhere += there
-            missing -= there
-            if not missing:
-                continue
+            begin = max(begin, hit)
+            if begin < longest:
+                there = min(end, longest)
+                elsewhere += there - begin
+                if there == end:
+                    continue
+                begin = there
             if holdings.is_awaited(segment, lease, replica):
-                in_flight += missing
+                in_flight += end - begin
             elif holdings.computed[segment]:
-                evicted += missing
+                evicted += end - begin
             else:
-                first += missing * size
+                first += (end - begin) * size
         if longest > hit == (tokens - 1) // size and not tokens % size:
             elsewhere, first = elsewhere - 1, first + size  # it is here, but the last token is always computed
-        for at, blocks in enumerate((in_flight, elsewhere, evicted), 1):
-            self._missed[at] += blocks * size
-        self._missed[0] += first
+        missed = self._missed
+        missed[0] += first
+        missed[1] += in_flight * size
+        missed[2] += elsewhere * size
+        missed[3] += evicted * size

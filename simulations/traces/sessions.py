@@ -8,7 +8,8 @@ things follow.
 from array import array
 from typing import Final
 
-from simulations.traces.trace import NO_PARENT, NO_SESSION, Trace
+from simulations.traces.stretches import NO_STRETCH, Stretches
+from simulations.traces.trace import NO_SESSION, Trace
 
 WIDE_SHARE: Final = 0.02
 """Of all requests: what more than that begin with is nobody's own."""
@@ -22,39 +23,51 @@ WIDE_FAN: Final = 64
 
 def wide_blocks(trace: Trace) -> bytearray:
     """By block id, 1 where it is widely shared; what comes before such a block is widely shared, too."""
-    parents = trace.parents
-    uses = array("q", bytes(8 * len(parents)))
-    fans = array("q", bytes(8 * len(parents)))
-    for ids in trace.blocks:
-        if ids:
-            uses[ids[-1]] += 1
-    wide = bytearray(len(parents))
+    stretches = Stretches(trace)
+    begins = stretches.begins
+    wide = bytearray(len(trace.parents))
+    for at, is_wide in enumerate(_wide(trace, stretches)):
+        if is_wide:
+            wide[begins[at] : begins[at + 1]] = b"\1" * (begins[at + 1] - begins[at])
+    return wide
+
+
+def _wide(trace: Trace, stretches: Stretches) -> bytearray:
+    """By stretch, 1 where its blocks are widely shared; what makes one of them so makes all of them."""
+    uses = [0] * len(stretches)
+    fans = [0] * len(stretches)
+    for last in stretches.lasts:
+        if last != NO_STRETCH:
+            uses[last] += 1
+    wide = bytearray(len(stretches))
     least = max(WIDE_USES, int(WIDE_SHARE * len(trace)))
-    for at in range(len(parents) - 1, -1, -1):  # children first: their ids are larger
+    parents = stretches.parents
+    for at in range(len(parents) - 1, -1, -1):  # children first
         if uses[at] > least or fans[at] >= WIDE_FAN:
             wide[at] = 1
         parent = parents[at]
-        if parent != NO_PARENT:
+        if parent != NO_STRETCH:
             uses[parent] += uses[at]
             fans[parent] += 1
             wide[parent] |= wide[at]
     return wide
 
 
-def derived_sessions(trace: Trace) -> "array[int]":
+def derived_sessions(trace: Trace, stretches: Stretches | None = None) -> "array[int]":
     """For each request the number of its conversation, from 0 on without gaps in order of arrival.
 
     What the trace says is kept. Of the others those belong together whose first block that is not widely shared is the same; a
-    request without such a block is a conversation of its own.
+    request without such a block is a conversation of its own. ``stretches`` are the trace's, where they are made already.
     """
-    firsts = _first_own(trace)
+    stretches = stretches or Stretches(trace)
+    firsts = _first_own(trace, stretches)
     numbers: dict[tuple[bool, int], int] = {}
     found = array("q")
-    for given, ids in zip(trace.sessions, trace.blocks, strict=True):
-        first = NO_PARENT if given != NO_SESSION or not ids else firsts[ids[-1]]
+    for given, last in zip(trace.sessions, stretches.lasts, strict=True):
+        first = NO_STRETCH if given != NO_SESSION or last == NO_STRETCH else firsts[last]
         if given != NO_SESSION:
             key = True, given
-        elif first != NO_PARENT:
+        elif first != NO_STRETCH:
             key = False, first
         else:
             key = False, -2 - len(found)  # nobody else's
@@ -62,13 +75,10 @@ def derived_sessions(trace: Trace) -> "array[int]":
     return found
 
 
-def _first_own(trace: Trace) -> "array[int]":
-    """By block id, the first one up to it that is not widely shared; ``NO_PARENT`` where all are."""
-    firsts = array("q")
-    for at, (parent, is_wide) in enumerate(zip(trace.parents, wide_blocks(trace), strict=True)):
-        if is_wide:
-            firsts.append(NO_PARENT)
-        else:
-            before = firsts[parent] if parent != NO_PARENT else NO_PARENT
-            firsts.append(at if before == NO_PARENT else before)
+def _first_own(trace: Trace, stretches: Stretches) -> list[int]:
+    """By stretch, the first one up to it that is not widely shared; ``NO_STRETCH`` where all are."""
+    firsts: list[int] = []
+    for at, (parent, is_wide) in enumerate(zip(stretches.parents, _wide(trace, stretches), strict=True)):
+        before = firsts[parent] if parent != NO_STRETCH else NO_STRETCH
+        firsts.append(NO_STRETCH if is_wide else at if before == NO_STRETCH else before)
     return firsts

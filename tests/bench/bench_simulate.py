@@ -22,6 +22,7 @@ from simulations.simple import SimpleFleet, play
 from simulations.traces.reading import open_trace
 from simulations.traces.scaling import sessions_times
 from simulations.traces.sessions import derived_sessions
+from simulations.traces.stretches import Stretches
 from simulations.traces.trace import Trace
 from tests.bench.report import report
 
@@ -63,7 +64,8 @@ def main() -> None:
         with measured(reading, "read"):
             trace = open_trace(str(path))[0]
     with measured(reading, "sessions"):
-        sessions = derived_sessions(trace)
+        stretches = Stretches(trace)
+        sessions = derived_sessions(trace, stretches)
     inputs: dict[str, object] = {
         "requests": len(trace),
         "blocks": sum(map(len, trace.blocks)),
@@ -73,7 +75,7 @@ def main() -> None:
     for size in args.block_sizes:
         figures: dict[str, object] = {}
         with measured(figures, "paths"):
-            paths = Paths(trace, size)
+            paths = Paths(trace, size, stretches)
         figures["segments_a_request"] = round(sum(map(len, paths.paths)) / len(paths), 2)
         report("simulate", {"case": "paths", "block_size": size, **inputs}, {**figures, "max_rss_mib": rss()})
         for replicas in args.replicas:

@@ -17,22 +17,15 @@ def trace() -> Trace:
     return builder.build()
 
 
-def all_of(arrivals: Arrivals) -> list[tuple[float, int]]:
-    found = []
-    while (when := arrivals.peek()) is not None:
-        found.append((when, arrivals.pop()))
-    return found
-
-
 def test_by_the_clock_every_request_comes_at_its_time() -> None:
     arrivals = Arrivals(trace(), 2.0)
-    assert all_of(arrivals) == [(2.0 * at, at) for at in range(6)]
+    assert list(arrivals) == [(2.0 * at, at) for at in range(6)]
     assert all(arrivals.follow(request, 9.0) is None for request in range(6))
 
 
 def test_in_a_closed_loop_turns_wait_for_the_answer_and_their_pause_is_not_stretched() -> None:
     arrivals = Arrivals(trace(), 2.0, closed_loop=True)
-    assert [request for _, request in all_of(arrivals)] == [0, 2, 4, 5]
+    assert [request for _, request in list(arrivals)] == [0, 2, 4, 5]
     assert arrivals.follow(0, 100.0) == (105.0, 1)
     assert arrivals.follow(2, 100.0) is None, "of no session"
     assert arrivals.follow(4, 100.0) is None, "nobody comes after it"
@@ -41,7 +34,7 @@ def test_in_a_closed_loop_turns_wait_for_the_answer_and_their_pause_is_not_stret
 
 
 def test_the_first_of_a_session_comes_by_the_clock_whatever_pause_it_tells() -> None:
-    assert (8.0, 4) in all_of(Arrivals(trace(), 2.0, closed_loop=True))
+    assert (8.0, 4) in list(Arrivals(trace(), 2.0, closed_loop=True))
 
 
 def test_the_time_is_stretched_to_a_rate() -> None:

@@ -86,8 +86,11 @@ def test_depths_are_those_of_each_cache_block_by_block(orders: list[tuple[str, i
 
 def test_what_is_expected_reaches_back_to_where_the_first_of_those_who_wait_begins() -> None:
     """A segment is taken apart from its end: who comes later has more of it to compute."""
-    part = {2: 3}
+    part = {2: 4}
     holdings = Holdings(LENGTHS, [part])
+    holdings.keep(0, [2])
+    part[2] = 3
+    holdings.lose(0, [2])
     holdings.expect(1, 0, [2])
     part[2] = 1
     assert holdings.depths([2], expecting=True) == [1], "nobody computes the two that have gone"
