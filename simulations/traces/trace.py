@@ -206,7 +206,9 @@ class TraceBuilder:
                 return self._grown(key, parent, wanted[at:], own)
             first = run >> 32
             count = min(run & _32_BITS, end - at)
-            if known[first : first + count] != wanted[at : at + count]:
+            if count > 1 and known[first + 1] != wanted[at + 1]:  # where prompts part most often
+                count = 1
+            elif known[first : first + count] != wanted[at : at + count]:
                 count = _common(known, first, wanted, at, count)
             own += numbers[first : first + count]
             parent = first + count - 1
@@ -227,7 +229,7 @@ class TraceBuilder:
         last = len(self._ids)
         numbers = self._counting
         if last > len(numbers):
-            numbers.extend(range(len(numbers), 2 * last))
+            numbers.extend(range(len(numbers), last + last // 4))
         self._parents.append(parent)
         self._parents += numbers[first : last - 1]
         own += numbers[first:last]
@@ -235,10 +237,8 @@ class TraceBuilder:
 
 
 def _common(known: "array[int]", first: int, wanted: "array[int]", at: int, count: int) -> int:
-    """How many of ``count`` ids are the same in both, from these places on; the first one is, and not all of them are."""
-    if known[first + 1] != wanted[at + 1]:
-        return 1
-    same, other = 1, count
+    """How many of ``count`` ids are the same in both, from these places on; the first two are, and not all of them are."""
+    same, other = 2, count
     while other - same > 1:
         middle = (same + other) // 2
         if known[first + same : first + middle] == wanted[at + same : at + middle]:
