@@ -1,13 +1,14 @@
 """``kvlb plan``: the cheapest fleet that serves somebody's traffic as quickly as it has to.
 
 Knows flags, hardware, prices and targets, and what is shown. Never knows how a trace is played (``simulations.grid``) or how
-the least number of replicas is found (``simulations.search``). It is searched for with the simple model, which is quick, and
+the least number of replicas is found (``simulations.planning``). It is searched for with the simple model, which is quick, and
 the best is looked at again with the detailed one, which is not.
 """
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,15 +17,18 @@ import msgspec
 from balancer.commands import Command
 from balancer.errors import BalancerError, ConfigError
 from balancer.words import counted
+from simulations.detailed import DetailedFleet
 from simulations.grid import Case, run_all
 from simulations.hardware.estimate import Hardware, estimate
 from simulations.named_policies import NamedPolicy, parse
 from simulations.output import write_file
-from simulations.report.figures import percent
+from simulations.planning import Plan, Planner, Stopped, Wanted, least_figures, most_hits
+from simulations.progress import say, tell
+from simulations.report.figures import duration, percent
 from simulations.report.figures import seconds as shown
 from simulations.results import Run, Summary, summarise
 from simulations.scenario import Kind, fleet_of, number_of, with_hardware
-from simulations.search import Search
+from simulations.simple import SimpleFleet
 from simulations.targets import Target, parse_target
 from simulations.traces.options import add_reading_options, reading_options, scaled
 from simulations.traces.reading import open_trace
@@ -33,29 +37,6 @@ from simulations.traces.trace import Trace
 DEFAULT_POLICIES: Final = "predicted_ttft,cache_aware,round_robin"
 MORE: Final = 4
 """Replicas more than the simple model asks for, at most, that the detailed one is tried with."""
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """One fleet that holds the targets.
-
-    Attributes:
-        hardware, policy: what it is made of.
-        replicas: how many, by the simple model.
-        devices: all of them.
-        price: of an hour, in whatever unit devices are priced; without prices, devices.
-        summary: its figures.
-        confirmed: how many replicas the detailed model asks for, where it was asked; None where it did not hold with any tried.
-        was_confirmed: whether it was asked.
-    """
-
-    hardware: Hardware
-    policy: str
-    replicas: int
-    devices: int
-    price: float
-    summary: Summary
-    confirmed: int | None = None
-    was_confirmed: bool = False
 
 
 class NoPlan(BalancerError):
@@ -107,78 +88,99 @@ def run(args: argparse.Namespace) -> int:
     print(reading.text(), file=sys.stderr)
     trace = scaled(trace, args, args.seed)
     builder = _Builder(trace, rate, args.seed, args.jobs)
-    plans = _plans(builder, kinds, policies, targets, prices, args.max_replicas)
+    planner = Planner(
+        kinds,
+        policies,
+        targets,
+        prices=prices,
+        at_most=args.max_replicas,
+        least=builder.least,
+        play=builder.search,
+        told=lambda stopped: say(_stopped(stopped)),
+    )
+    plans = planner.plans()
+    stopped = list(planner.stopped.values())
     if not plans:
         raise NoPlan(
-            f"no fleet of up to {counted(args.max_replicas, 'replica')} holds {_words(targets)}: even alone a prompt may take "
-            "longer; see kvlb simulate, and allow for faster devices (--gpu), more (--gpus, --max-replicas) or more time"
+            f"no fleet of up to {counted(args.max_replicas, 'replica')} holds {_words(targets)}; see kvlb simulate, and allow "
+            f"for faster devices (--gpu), more (--gpus, --max-replicas) or more time. {' '.join(map(_stopped, stopped))}"
         )
     if not args.no_confirm:
         plans[0] = _confirmed(builder, plans[0], targets)
     if args.json == "-":
-        sys.stdout.write(_encoded(args, plans).decode())
+        sys.stdout.write(_encoded(args, plans, stopped).decode())
         return 0
-    print(_table(plans, targets, has_prices=bool(prices)))
+    print(_table(plans, targets, stopped, has_prices=bool(prices)))
     if args.json is not None:
-        write_file("--json", Path(args.json), _encoded(args, plans))
+        write_file("--json", Path(args.json), _encoded(args, plans, stopped))
     return 0
 
 
+def _silent(done: int, of: int, seconds: float) -> None:
+    pass
+
+
 class _Builder:
-    """Plays one trace on fleets of any hardware."""
+    """Plays one trace on fleets of any hardware, and tells how far it is."""
 
     def __init__(self, trace: Trace, rate: float, seed: int, jobs: int | None) -> None:
         self._trace = trace
         self._rate = rate
         self._seed = seed
         self._jobs = jobs
+        self._hits: Sequence[int] | None = None
+        self._played = 0
+        self._seconds = 0.0
 
-    def play(self, model: Kind, wanted: Sequence[tuple[Hardware, NamedPolicy, int]]) -> list[Summary]:
-        cases = []
-        for hardware, policy, replicas in wanted:
-            fields: dict[str, Any] = {"replicas": replicas, "rate": self._rate, "closed_loop": self._trace.has_pauses}
-            if model == "simple":
-                fields["block_size"] = self._trace.block_size
-            cases.append(Case(policy, fleet_of(model, with_hardware(model, hardware, fields)), self._seed))
-        return run_all(self._trace, cases, jobs=self._jobs, keep=_summary)
+    def search(self, wanted: Sequence[Wanted], following: int) -> list[Summary]:
+        """The figures of these fleets, by the simple model; about ``following`` more are to come."""
 
+        def told(done: int, of: int, seconds: float) -> None:
+            tell(self._played + done, self._played + of + following, self._seconds + seconds, "fleets")
 
-def _plans(
-    builder: _Builder,
-    kinds: Sequence[Hardware],
-    policies: Sequence[NamedPolicy],
-    targets: Sequence[Target],
-    prices: Mapping[str, float],
-    at_most: int,
-) -> list[Plan]:
-    """Every fleet that holds the targets with as few replicas as it can, the cheapest first."""
-    options = {(at, policy.written): (kind, policy) for at, kind in enumerate(kinds) for policy in policies}
-    search = Search(list(options), start=min(4, at_most), at_most=at_most)
-    seen: dict[tuple[tuple[int, str], int], Summary] = {}
-    while wanted := search.wanted():
-        played = builder.play("simple", [(*options[name], replicas) for name, replicas in wanted])
-        for (name, replicas), summary in zip(wanted, played, strict=True):
-            seen[name, replicas] = summary
-            search.told(name, replicas, is_held=all(target.is_held(summary) for target in targets))
-        print(
-            f"{counted(len(seen), 'fleet')} played, {len(search.wanted())} still looked for",
-            file=sys.stderr,
-            flush=True,
-        )
-    plans = []
-    for name, replicas in search.found.items():
-        kind, policy = options[name]
-        devices = replicas * kind.count
-        price = devices * prices.get(kind.gpu, 1.0)
-        plans.append(Plan(kind, policy.written, replicas, devices, price, seen[name, replicas]))
-    return sorted(plans, key=lambda plan: (plan.price, plan.summary.ttft_p95, plan.policy))
+        began = time.monotonic()
+        found = self._play("simple", wanted, told)
+        self._played += len(wanted)
+        self._seconds += time.monotonic() - began
+        return found
+
+    def confirm(self, hardware: Hardware, policy: NamedPolicy, replicas: int) -> tuple[Summary, float]:
+        """The figures of this fleet by the detailed model, and how many seconds it took to play it."""
+        began = time.monotonic()
+        (summary,) = self._play("detailed", [(hardware, policy, replicas)])
+        return summary, time.monotonic() - began
+
+    def least(self, hardware: Hardware) -> dict[str, float]:
+        """What no number of these replicas stays below."""
+        fleet = self._fleet("simple", hardware, 1)
+        assert isinstance(fleet, SimpleFleet), "it is asked for one"
+        if self._hits is None:
+            self._hits = most_hits(self._trace)
+        return least_figures(self._trace, self._hits, fleet)
+
+    def _play(
+        self, model: Kind, wanted: Sequence[Wanted], told: Callable[[int, int, float], None] = _silent
+    ) -> list[Summary]:
+        cases = [
+            Case(policy, self._fleet(model, hardware, replicas), self._seed) for hardware, policy, replicas in wanted
+        ]
+        return run_all(self._trace, cases, jobs=self._jobs, told=told, keep=_summary)
+
+    def _fleet(self, model: Kind, hardware: Hardware, replicas: int) -> SimpleFleet | DetailedFleet:
+        fields: dict[str, Any] = {"replicas": replicas, "rate": self._rate, "closed_loop": self._trace.has_pauses}
+        if model == "simple":
+            fields["block_size"] = self._trace.block_size
+        return fleet_of(model, with_hardware(model, hardware, fields))
 
 
 def _confirmed(builder: _Builder, plan: Plan, targets: Sequence[Target]) -> Plan:
     (policy,) = parse(plan.policy)
-    for replicas in range(plan.replicas, plan.replicas + MORE + 1):
-        print(f"the detailed model plays {counted(replicas, 'replica')} ...", file=sys.stderr, flush=True)
-        (summary,) = builder.play("detailed", [(plan.hardware, policy, replicas)])
+    last = plan.replicas + MORE
+    took = ""
+    for replicas in range(plan.replicas, last + 1):
+        say(f"the detailed model plays {counted(replicas, 'replica')}{took} ...")
+        summary, seconds = builder.confirm(plan.hardware, policy, replicas)
+        took = f"; the one before took {duration(seconds)}, {counted(last - replicas - 1, 'more', 'more')} at most after this"
         if all(target.is_held(summary) for target in targets):
             return msgspec.structs.replace(plan, confirmed=replicas, was_confirmed=True)
     return msgspec.structs.replace(plan, was_confirmed=True)
@@ -213,7 +215,7 @@ def _prices(given: Sequence[str]) -> dict[str, float]:
     return prices
 
 
-def _table(plans: Sequence[Plan], targets: Sequence[Target], *, has_prices: bool) -> str:
+def _table(plans: Sequence[Plan], targets: Sequence[Target], stopped: Sequence[Stopped], *, has_prices: bool) -> str:
     unit = "price/h" if has_prices else "devices"
     head = ("replicas", "of", "policy", unit, "hit", "TTFT mean", "p95", "p99")
     rows = [
@@ -238,7 +240,8 @@ def _table(plans: Sequence[Plan], targets: Sequence[Target], *, has_prices: bool
         for row in [head, *rows]
     ]
     best = plans[0]
-    told = [
+    told = ["", *map(_stopped, stopped)] if stopped else []
+    told += [
         "",
         f"{_built(best)} with {best.policy} {'hold' if best.replicas > 1 else 'holds'} {_words(targets)}, by the simple model.",
         estimate(best.hardware).words + ".",
@@ -256,6 +259,10 @@ def _table(plans: Sequence[Plan], targets: Sequence[Target], *, has_prices: bool
     return "\n".join([*lines, *told])
 
 
+def _stopped(stopped: Stopped) -> str:
+    return f"{stopped.hardware.count} x {stopped.hardware.gpu} is not looked at further: {stopped.why}."
+
+
 def _built(plan: Plan) -> str:
     return f"{counted(plan.replicas, 'replica')} of {plan.hardware.count} x {plan.hardware.gpu}"
 
@@ -264,8 +271,8 @@ def _words(targets: Sequence[Target]) -> str:
     return " and ".join([f"{target.figure} <= {shown(target.seconds)} s" for target in targets])
 
 
-def _encoded(args: argparse.Namespace, plans: Sequence[Plan]) -> bytes:
-    document = {"kind": "kvlb plan", "schema": 1, "slo": args.slo, "plans": plans}
+def _encoded(args: argparse.Namespace, plans: Sequence[Plan], stopped: Sequence[Stopped]) -> bytes:
+    document = {"kind": "kvlb plan", "schema": 1, "slo": args.slo, "plans": plans, "stopped": stopped}
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 

@@ -44,6 +44,27 @@ class Search(Generic[K]):
         else:
             self._next[option] = following
 
+    def drop(self, option: K) -> None:
+        """It is looked for no longer, and not found."""
+        self._next.pop(option, None)
+        self._holds.pop(option, None)
+
+    def least(self, option: K) -> int:
+        """Fewer are known not to hold."""
+        return self._fails[option] + 1
+
+    @property
+    def left(self) -> int:
+        """How many runs are still to come, if whatever has not held yet holds the next time."""
+        return sum(
+            [
+                (self._holds[option] - self._fails[option] - 1).bit_length()
+                if option in self._holds
+                else 1 + (following - self._fails[option] - 1).bit_length()
+                for option, following in self._next.items()
+            ]
+        )
+
     @property
     def found(self) -> dict[K, int]:
         """The least number for each option that holds with any; final once ``wanted`` is empty."""

@@ -26,9 +26,9 @@ from simulations.hardware.options import add_hardware_options, hardware_of
 from simulations.latency import LatencyModel
 from simulations.named_policies import parse_names
 from simulations.output import write_file
+from simulations.progress import tell
 from simulations.report.document import Document, document, encode
 from simulations.report.export import write_plots
-from simulations.report.figures import duration
 from simulations.report.page import page
 from simulations.report.plots import plots_of
 from simulations.report.result import Result, result_of
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         planned,
         jobs=args.jobs,
         folder=None if args.resume is None else Path(args.resume),
-        told=_silent if args.quiet else _progress,
+        told=_silent if args.quiet else tell,
         keep=partial(_small, limits),
     )
     _show(
@@ -273,21 +273,6 @@ def _show(report: Document, args: argparse.Namespace) -> None:
 
 def _silent(done: int, of: int, seconds: float) -> None:
     pass
-
-
-def _progress(done: int, of: int, seconds: float) -> None:
-    left = seconds / done * (of - done)
-    words = f"{done} of {of} runs, {duration(seconds)}" + (f", about {duration(left)} left" if done < of else "")
-    if sys.stderr.isatty():
-        filled = 30 * done // of
-        print(
-            f"\r[{'#' * filled}{'.' * (30 - filled)}] {words}\x1b[K",
-            end="" if done < of else "\n",
-            file=sys.stderr,
-            flush=True,
-        )
-    else:
-        print(words, file=sys.stderr, flush=True)
 
 
 command = Command("simulate", "replay a trace through routing policies on a model of a fleet", configure, run)

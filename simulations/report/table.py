@@ -76,6 +76,8 @@ def table(report: Document, *, width: int = 100, colour: bool = False) -> str:
     first = base(every)
     fleets = list(dict.fromkeys([*(cell.fleet for cell in first), *(cell.fleet for cell in every)]))
     blocks += [_fleet_block(every, fleet, report.bounds, width, colour) for fleet in fleets]
+    if len(fleets) > 1:
+        blocks.append(_wrapped(f"What follows compares policies on {_fleet_words(every, fleets[0])}.", width))
     for finding in report.findings:
         mark = "" if finding.certainty is Certainty.MEASURED else f" ({finding.certainty.value})"
         head = _wrapped(f"{finding.question} {finding.verdict}{mark}", width)
@@ -85,17 +87,7 @@ def table(report: Document, *, width: int = 100, colour: bool = False) -> str:
 
 def _fleet_block(every: Sequence[Cell], fleet: Fleet, bounds: BoundFacts | None, width: int, colour: bool) -> str:
     some = [cell for cell in every if cell.fleet == fleet]
-    head = f"{fleet.replicas} replica{'' if fleet.replicas == 1 else 's'}"
-    if fleet.cache_tokens is not None:
-        head += f" with {count(fleet.cache_tokens)} tokens of cache each"
-    names = varied_settings([result for cell in every for result in cell.results])
-    varied = [
-        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in fleet.settings
-        if name in names
-    ]
-    if varied:
-        head += " (" + ", ".join(map(_safe, varied)) + ")"
+    head = _fleet_words(every, fleet)
     seeds = max(cell.seeds for cell in some)
     if seeds > 1:
         head += f", means over {seeds} seeds"
@@ -115,6 +107,22 @@ def _fleet_block(every: Sequence[Cell], fleet: Fleet, bounds: BoundFacts | None,
         + "\n"
         + _grid(["policy", *(column.head for column in COLUMNS)], rows, ends, width, colour)
     )
+
+
+def _fleet_words(every: Sequence[Cell], fleet: Fleet) -> str:
+    """Which fleet it is: replicas, cache, and what others of the report have otherwise."""
+    words = f"{fleet.replicas} replica{'' if fleet.replicas == 1 else 's'}"
+    if fleet.cache_tokens is not None:
+        words += f" with {count(fleet.cache_tokens)} tokens of cache each"
+    names = varied_settings([result for cell in every for result in cell.results])
+    varied = [
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in fleet.settings
+        if name in names
+    ]
+    if varied:
+        words += " (" + ", ".join(map(_safe, varied)) + ")"
+    return words
 
 
 def _grid(head: list[str], rows: list[list[str]], ends: int, width: int, colour: bool) -> str:

@@ -37,6 +37,28 @@ def test_options_are_looked_for_side_by_side() -> None:
     assert search.wanted() == [("a", 2), ("b", 8)]
 
 
+def test_who_is_dropped_is_neither_looked_for_nor_found() -> None:
+    search = Search(["a", "b"], start=4, at_most=64)
+    search.told("a", 4, is_held=True)
+    search.drop("a")
+    search.drop("a")
+    assert search.wanted() == [("b", 4)]
+    assert search.found == {}
+
+
+def test_what_is_known_not_to_hold_and_what_is_still_to_come_is_told() -> None:
+    search = Search(["a"], start=4, at_most=64)
+    assert (search.least("a"), search.left) == (1, 1 + 2)
+    search.told("a", 4, is_held=False)
+    assert (search.least("a"), search.left) == (5, 1 + 2)
+    search.told("a", 8, is_held=True)
+    assert (search.least("a"), search.left) == (5, 2)
+    search.told("a", 6, is_held=True)
+    assert (search.least("a"), search.left) == (5, 1)
+    search.told("a", 5, is_held=False)
+    assert (search.least("a"), search.left) == (6, 0)
+
+
 @pytest.mark.parametrize(("start", "at_most"), [(0, 4), (5, 4)])
 def test_a_start_outside_is_refused(start: int, at_most: int) -> None:
     with pytest.raises(ValueError, match="start must be from 1"):

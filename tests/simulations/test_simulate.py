@@ -179,14 +179,21 @@ def test_what_is_wrong_is_one_line_that_names_it(
 def test_the_cheapest_fleet_that_holds_a_target_is_found(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("plan", trace, "--slo", "ttft_p95=80ms", "--model", "llama-3.1-8b", "--gpu", "h100,l4", "--rate", "20")
     assert run(*words, "--price", "h100=3", "--max-replicas", "16", "--json", "-") == 0
-    found = json.loads(capsys.readouterr().out)["plans"]
+    document = json.loads(capsys.readouterr().out)
+    found = document["plans"]
+    assert [each["hardware"]["gpu"] for each in document["stopped"]] == ["l4"]
     assert found, "a fleet of h100 can hold it"
     assert {each["hardware"]["gpu"] for each in found} == {"h100"}, "one prompt takes an l4 longer than that"
     assert [each["price"] for each in found] == sorted(each["price"] for each in found)
     assert found[0]["price"] == 3 * found[0]["replicas"]
     assert found[0]["was_confirmed"]
     assert run(*words, "--no-confirm") == 0
-    assert "holds ttft_p95 <=" in capsys.readouterr().out.replace("hold ttft", "holds ttft")
+    told = capsys.readouterr()
+    assert "holds ttft_p95 <=" in told.out.replace("hold ttft", "holds ttft")
+    assert "1 x l4 is not looked at further: no number of replicas holds the targets: ttft_p95 is" in told.out
+    assert "1 x l4 is not looked at further" in told.err, "as soon as it is known"
+    assert "fleets, " in told.err
+    assert " left" in told.err
 
 
 def test_what_nobody_can_hold_is_said(trace: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from simulations.report.result import Result
 from simulations.report.table import table
 from tests.support.runs import report, result
 
@@ -85,6 +86,18 @@ def test_each_fleet_has_a_table_with_what_is_different_about_it() -> None:
         "4 replicas with 1.28 k tokens of cache each (lag=0)",
         "4 replicas with 640 tokens of cache each (lag=0.123457)",
     ]
+
+
+def test_findings_of_several_fleets_say_which_they_speak_of() -> None:
+    def large(policy: str) -> Result:
+        return result(policy, cache_tokens=1280, settings={"lag": 2.0})
+
+    made = report(result("a", settings={"lag": 0.0}), large("a"), large("b"))
+    words = "What follows compares policies on 4 replicas with 1.28 k tokens of cache each."
+    told = table(made, width=128)
+    assert told.index(words) < told.index(made.findings[0].question), "most were run on that one"
+    assert told.index("\n4 replicas with 640 tokens of cache each\n") < told.index(words)
+    assert "What follows" not in table(report(large("a"), large("b")))
 
 
 def test_several_seeds_show_how_far_the_mean_may_be_off() -> None:

@@ -1,0 +1,220 @@
+"""Which fleets hold what they have to, and what they cost; what cannot be the cheapest is not looked at to its end.
+
+Knows devices, prices and targets, and bounds that nobody has to play a run for. Never knows flags, or how a run is played: it
+asks for rounds of them (``simulations.search``). A device is stopped where no number of replicas can hold the targets, and
+where the fewest that may hold them cost more than a fleet that does.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from balancer.words import counted
+from simulations.bounds import bounds
+from simulations.hardware.estimate import Hardware
+from simulations.named_policies import NamedPolicy
+from simulations.report.figures import seconds as shown
+from simulations.results import Summary, quantile
+from simulations.search import Search
+from simulations.simple import SimpleFleet
+from simulations.targets import Target
+from simulations.traces.trace import Trace
+
+Wanted: TypeAlias = tuple[Hardware, NamedPolicy, int]
+"""A fleet: what of, behind which policy, how many replicas."""
+
+_Option: TypeAlias = tuple[int, str]
+"""A device's place among the devices, and a policy."""
+
+ROUNDING = 1e-9
+"""Share by which a time that was added up may lie below one that was not."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """One fleet that holds the targets.
+
+    Attributes:
+        hardware, policy: what it is made of.
+        replicas: how many, by the simple model.
+        devices: all of them.
+        price: of an hour, in whatever unit devices are priced; without prices, devices.
+        summary: its figures.
+        confirmed: how many replicas the detailed model asks for, where it was asked; None where it did not hold with any tried.
+        was_confirmed: whether it was asked.
+    """
+
+    hardware: Hardware
+    policy: str
+    replicas: int
+    devices: int
+    price: float
+    summary: Summary
+    confirmed: int | None = None
+    was_confirmed: bool = False
+
+
+class Stopped(msgspec.Struct, frozen=True):
+    """A device that was not looked at to the end, and why: words that go on behind its name."""
+
+    hardware: Hardware
+    why: str
+
+
+class Planner:
+    """Looks for the least number of replicas of each device and policy. Used once."""
+
+    def __init__(
+        self,
+        kinds: Sequence[Hardware],
+        policies: Sequence[NamedPolicy],
+        targets: Sequence[Target],
+        *,
+        prices: Mapping[str, float],
+        at_most: int,
+        least: Callable[[Hardware], Mapping[str, float]],
+        play: Callable[[Sequence[Wanted], int], Sequence[Summary]],
+        told: Callable[[Stopped], None],
+    ) -> None:
+        """``play`` is asked for rounds of fleets, and told about how many more will follow; ``least`` has figures below which
+        no number of replicas comes (``least_figures``); ``told`` hears of each device that is stopped. ``prices`` are by
+        device, 1 where none is told.
+        """
+        self._kinds = kinds
+        self._targets = targets
+        self._units = [kind.count * prices.get(kind.gpu, 1.0) for kind in kinds]
+        self._at_most = at_most
+        self._least = least
+        self._play = play
+        self._told = told
+        self._options: dict[_Option, tuple[Hardware, NamedPolicy]] = {
+            (at, policy.written): (kind, policy) for at, kind in enumerate(kinds) for policy in policies
+        }
+        self._search = Search(list(self._options), start=min(4, at_most), at_most=at_most)
+        self._seen: dict[tuple[_Option, int], Summary] = {}
+        self._tried_largest: set[int] = set()
+        self.stopped: dict[int, Stopped] = {}
+
+    def plans(self) -> list[Plan]:
+        """Every fleet that holds the targets with as few replicas as it can, the cheapest first."""
+        for at in range(len(self._kinds)):
+            self._stop_if_slow(at)
+        search = self._search
+        while wanted := search.wanted():
+            self._judge(wanted)
+            for at in self._open():
+                self._stop_if_dear(at)
+            self._try_largest()
+        for at in self._open():
+            if not any(option[0] == at for option in search.found):
+                self._stop(at, f"up to {counted(self._at_most, 'replica')} do not hold the targets")
+        made = []
+        for option, replicas in search.found.items():
+            kind, policy = self._options[option]
+            price = replicas * self._units[option[0]]
+            made.append(
+                Plan(kind, policy.written, replicas, replicas * kind.count, price, self._seen[option, replicas])
+            )
+        return sorted(made, key=lambda plan: (plan.price, plan.summary.ttft_p95, plan.policy))
+
+    def _open(self) -> list[int]:
+        return [at for at in range(len(self._kinds)) if at not in self.stopped]
+
+    def _stop(self, at: int, why: str) -> None:
+        for option in self._options:
+            if option[0] == at:
+                self._search.drop(option)
+        self.stopped[at] = Stopped(self._kinds[at], why)
+        self._told(self.stopped[at])
+
+    def _stop_if_slow(self, at: int) -> None:
+        figures = self._least(self._kinds[at])
+        for target in self._targets:
+            least = figures.get(target.figure, 0.0)
+            if least * (1 - ROUNDING) > target.seconds:
+                self._stop(
+                    at,
+                    f"no number of replicas holds the targets: {target.figure} is {shown(least)} s where nobody waits and "
+                    "nothing is forgotten",
+                )
+                return
+
+    def _judge(self, wanted: Sequence[tuple[_Option, int]]) -> None:
+        fleets = [(*self._options[option], replicas) for option, replicas in wanted]
+        for (option, replicas), summary in zip(
+            wanted, self._play(fleets, self._search.left - len(wanted)), strict=True
+        ):
+            if option[0] in self.stopped:
+                continue
+            self._seen[option, replicas] = summary
+            self._search.told(option, replicas, is_held=self._holds(summary))
+            if summary.refused:  # by the size of one cache, whatever else
+                self._stop(option[0], f"{counted(summary.refused, 'request')} do not fit into the cache of a replica")
+
+    def _try_largest(self) -> None:
+        """While nothing holds: of each device the most replicas there may be, with the policy that came nearest.
+
+        Where something does, its price is the end of all others.
+        """
+        if self._search.found:
+            return
+        fleets, places = [], []
+        for at in self._open():
+            if at in self._tried_largest or not any(option[0] == at for option, _ in self._search.wanted()):
+                continue
+            self._tried_largest.add(at)
+            tried = [(option, summary) for (option, _), summary in self._seen.items() if option[0] == at]
+            nearest = min(tried, key=lambda each: self._distance(each[1]))[0]
+            fleets.append((*self._options[nearest], self._at_most))
+            places.append(at)
+        if not fleets:
+            return
+        for at, (_, policy, replicas), summary in zip(
+            places, fleets, self._play(fleets, self._search.left), strict=True
+        ):
+            if not self._holds(summary):
+                figure = max(self._targets, key=lambda target: getattr(summary, target.figure) / target.seconds).figure
+                self._stop(
+                    at,
+                    f"{counted(replicas, 'replica')}, the most there may be, do not hold the targets: {figure} is "
+                    f"{shown(getattr(summary, figure))} s with {policy.written}",
+                )
+
+    def _stop_if_dear(self, at: int) -> None:
+        found = self._search.found
+        best = min([replicas * self._units[option[0]] for option, replicas in found.items()], default=None)
+        fewest = min([self._search.least(option) for option in self._options if option[0] == at])
+        if best is not None and fewest * self._units[at] > best:
+            self._stop(
+                at,
+                f"{counted(fewest, 'replica')} at least cost {fewest * self._units[at]:g}, and {best:g} is enough with another",
+            )
+
+    def _holds(self, summary: Summary) -> bool:
+        return all(target.is_held(summary) for target in self._targets)
+
+    def _distance(self, summary: Summary) -> float:
+        """How far the worst figure is from its target, as a multiple of it."""
+        return float(max([getattr(summary, target.figure) / target.seconds for target in self._targets]))
+
+
+def most_hits(trace: Trace) -> Sequence[int]:
+    """By request, the tokens of its prompt that came before: replicas take requests in order of arrival, so none hits more."""
+    return bounds(trace, [], curve=[]).infinite_by_request
+
+
+def least_figures(trace: Trace, hits: Sequence[int], fleet: SimpleFleet) -> dict[str, float]:
+    """What no number of these replicas stays below, by figures of ``simulations.targets``: every prompt as if it were alone.
+
+    ``hits`` are the trace's ``most_hits``. In a closed loop the order is another one for each fleet: nothing is known then.
+    """
+    if fleet.closed_loop and trace.has_pauses:
+        return {}
+    ordered = sorted([(tokens - hit) / fleet.prefill_tps for tokens, hit in zip(trace.inputs, hits, strict=True)])
+    count = max(1, len(ordered))
+    found = {f"ttft_p{percent}": quantile(ordered, percent / 100) for percent in (50, 90, 95, 99)}
+    found["ttft_mean"] = sum(ordered) / count
+    found["ttft_max"] = ordered[-1] if ordered else 0.0
+    answered = sum(trace.outputs) * fleet.decode_seconds * (1 + fleet.decode_slowdown)
+    found["latency_mean"] = (sum(ordered) + answered) / count
+    return found
