@@ -51,7 +51,20 @@ FIELDS: Final = {
 """What has flags of its own; ``--fleet KEY=VALUE`` sets any other field."""
 
 
+QUESTIONS: Final = {
+    "do I need cache-aware routing?": "kvlb simulate trace.jsonl --simple --replicas 8 --cache 4M --prefill-tps 10000",
+    "how many replicas?": (
+        "kvlb simulate trace.jsonl --simple --cache 4M --prefill-tps 10000 --sweep replicas=4,8,16 --ttft-p95 2"
+    ),
+    "how much cache?": "kvlb simulate trace.jsonl --simple --replicas 8 --prefill-tps 10000 --sweep cache=4M,1M,16M",
+}
+"""What most people come for, and the line that answers it."""
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    lines = [f"  {question}\n    {line}" for question, line in QUESTIONS.items()]
+    parser.epilog = "\n".join(["three questions, and what answers each (the findings, below the table):", *lines])
     parser.add_argument("trace", nargs="?", help="the trace's file; - is standard input")
     parser.add_argument(
         "--generate",

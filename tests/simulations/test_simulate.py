@@ -1,6 +1,7 @@
 """``simulations/simulate.py`` and ``plan.py``: the commands, from a file to what is shown."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from balancer.cli import main
+from simulations.simulate import QUESTIONS
 
 
 @pytest.fixture
@@ -174,6 +176,32 @@ def test_what_is_wrong_is_one_line_that_names_it(
     told = capsys.readouterr().err
     assert message in told
     assert len(told.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("question", "topic"),
+    [("do I need cache-aware routing?", "routing"), ("how many replicas?", "replicas"), ("how much cache?", "cache")],
+)
+def test_the_lines_of_the_help_answer_their_questions(
+    question: str, topic: str, trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = QUESTIONS[question]
+    name, command, first, *flags = shlex.split(line)
+    assert (name, command, first) == ("kvlb", "simulate", "trace.jsonl")
+    found = document(capsys, trace, *flags)
+    (answer,) = [each for each in found["findings"] if each["topic"] == topic]
+    assert answer["question"].lower() == question.lower()
+    assert answer["certainty"] == "measured", "it rests on runs that the line plays"
+    docs = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
+    assert f"# {question}\n{line}\n" in docs
+
+
+def test_the_help_has_the_lines_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("simulate", "--help")
+    told = capsys.readouterr().out.splitlines()
+    assert len(QUESTIONS) == 3
+    assert all(f"    {line}" in told for line in QUESTIONS.values())
 
 
 def test_the_cheapest_fleet_that_holds_a_target_is_found(trace: str, capsys: pytest.CaptureFixture[str]) -> None:

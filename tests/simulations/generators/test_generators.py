@@ -12,20 +12,11 @@ from simulations.generators.agents import Agents
 from simulations.generators.base import Text, Workshop, generators
 from simulations.generators.chat import Chat, Diurnal
 from simulations.generators.single import BestOf, Rag, Rollouts, SharedPrompts
-from simulations.traces.trace import NO_PARENT, NO_PAUSE, NO_SESSION, Trace
+from simulations.traces.trace import NO_PAUSE, NO_SESSION, Trace
+from tests.support.traces import check_chained, hit
 
 ALL = ["agents", "best_of", "chat", "diurnal", "rag", "rollouts", "shared_prompts"]
 SHORT: dict[str, dict[str, Any]] = {"diurnal": {"seconds": 600.0}, "rollouts": {"seconds": 100.0}}
-
-
-def hit(trace: Trace) -> float:
-    known: set[int] = set()
-    blocks = found = 0
-    for ids in trace.blocks:
-        found += sum(each in known for each in ids)
-        blocks += len(ids)
-        known.update(ids)
-    return found / blocks
 
 
 def full(trace: Trace, at: int) -> list[int]:
@@ -54,8 +45,7 @@ def test_the_same_seed_gives_the_same_trace(name: str) -> None:
     assert all(
         len(ids) == -(-length // first.block_size) for ids, length in zip(first.blocks, first.inputs, strict=True)
     )
-    for ids in first.blocks:
-        assert [first.parents[each] for each in ids] == [NO_PARENT, *ids][: len(ids)]
+    check_chained(first)
 
 
 @pytest.mark.parametrize("generator", [Chat(), Diurnal(seconds=600), Agents()])

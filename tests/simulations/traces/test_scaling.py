@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from simulations.traces import scaling
 from simulations.traces.sessions import WIDE_USES, derived_sessions, wide_blocks
-from simulations.traces.trace import NO_PARENT, Trace, TraceBuilder
+from simulations.traces.trace import Trace, TraceBuilder
+from tests.support.traces import check_chained, hit
 
 
 def chats(users: int, turns: int, *, has_sessions: bool = False, has_pauses: bool = False) -> Trace:
@@ -32,19 +33,7 @@ def chats(users: int, turns: int, *, has_sessions: bool = False, has_pauses: boo
 def check(trace: Trace) -> None:
     assert all(before <= after for before, after in pairwise(trace.arrivals))
     assert not len(trace) or trace.arrivals[0] == 0
-    assert all(parent < at for at, parent in enumerate(trace.parents))
-    for ids in trace.blocks:
-        assert [trace.parents[each] for each in ids] == [NO_PARENT, *ids][: len(ids)]
-
-
-def hit(trace: Trace) -> float:
-    known: set[int] = set()
-    blocks = found = 0
-    for ids in trace.blocks:
-        found += sum(each in known for each in ids)
-        blocks += len(ids)
-        known.update(ids)
-    return found / blocks
+    check_chained(trace)
 
 
 def test_faster() -> None:
