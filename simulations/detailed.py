@@ -8,7 +8,7 @@ production, and no sooner. Time and chance come from the trace and the seed alon
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 
@@ -17,15 +17,14 @@ from balancer.errors import RequestError
 from balancer.fleet import Status
 from balancer.policies.base import Policy
 from balancer.router import Router
-from hashing.chain import Chain
-from hashing.extras import Lora
-from hashing.own import LearnedKeys
 from hashing.recipes import Recipe
 from indexer.events import AllBlocksCleared, BlockStored, KVEvent
-from indexer.index import Keys, ReplicaId
+from indexer.index import ReplicaId
 from simulations.arrivals import Arrivals, scale_to
 from simulations.course import Course
+from simulations.detailed_fleet import DetailedFleet, prefill_speed
 from simulations.engine import Engine, EngineConfig, EngineRequest, ScheduledStep
+from simulations.given_keys import GivenKeys, proof
 from simulations.keys import TraceKeys
 from simulations.latency import LatencyModel
 from simulations.results import REFUSED, Run
@@ -37,61 +36,6 @@ TICK_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 1.0
 ATTEMPTS: Final = 30
 """How often a request is tried again that nobody can take, before it counts as refused."""
-
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
-Count = Annotated[int, msgspec.Meta(ge=1)]
-
-
-class Restart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A replica's engine dies at ``at`` seconds, with all that it does and holds, and is back ``down`` seconds later."""
-
-    at: NotNegative
-    replica: Annotated[int, msgspec.Meta(ge=0)]
-    down: NotNegative = 60.0
-
-
-class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A fleet of engines, and what may happen to it.
-
-    Attributes:
-        replicas: how many.
-        blocks: that each has, of ``block_size`` tokens, vLLM's null block not counted.
-        max_num_batched_tokens, max_num_seqs, async_scheduling: as in ``simulations.engine.EngineConfig``.
-        latency: what a step costs.
-        speeds: by replica, how many times as fast as that it is; those beyond the list are 1.
-        rate: by what the trace is played faster than it was recorded.
-        load: instead of ``rate``, prompt tokens a second over what all replicas compute a second (by ``latency``, of prompts
-            without attention's share), if nothing were cached.
-        closed_loop: as in ``simulations.simple.SimpleFleet``.
-        event_lag: seconds from a step's end until the router has read its events.
-        event_loss: share of batches that are lost for good, without the router being told.
-        gateways: routers that share the fleet and know nothing of each other; requests come to each in turn.
-        restarts: what dies when.
-    """
-
-    replicas: Count = 8
-    blocks: Count = 8192
-    block_size: Count = 16
-    max_num_batched_tokens: Count = 2048
-    max_num_seqs: Count = 256
-    async_scheduling: bool = False
-    latency: LatencyModel = LatencyModel()
-    speeds: tuple[Positive, ...] = ()
-    rate: Positive = 1.0
-    load: Positive | None = None
-    closed_loop: bool = False
-    event_lag: NotNegative = 0.001
-    event_loss: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    gateways: Count = 1
-    restarts: tuple[Restart, ...] = ()
-
-    def __post_init__(self) -> None:
-        for restart in self.restarts:
-            if restart.replica >= self.replicas:
-                raise ValueError(
-                    f"restarts: there is no replica {restart.replica} among {self.replicas}; they are counted from 0"
-                )
 
 
 def play_detailed(
@@ -109,31 +53,6 @@ def play_detailed(
     already.
     """
     return _Play(trace, fleet, policy, name, sessions, random.Random(seed), keys).run(name, seed)
-
-
-class _Given:
-    """The keys of a prompt as they are, whatever the recipe."""
-
-    __slots__ = ("_chains",)
-
-    def __init__(self, keys: list[int]) -> None:
-        self._chains = [_Chain(keys)]
-
-    def chains(self, recipe: Recipe | LearnedKeys, adapter: Lora | None, /) -> Sequence[Keys]:
-        return self._chains
-
-
-class _Chain:
-    __slots__ = ("_keys",)
-
-    def __init__(self, keys: list[int]) -> None:
-        self._keys = keys
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def keys(self, count: int, /) -> list[int]:
-        return self._keys
 
 
 class _Sent(msgspec.Struct):
@@ -179,7 +98,7 @@ class _Play(Course):
         keys: TraceKeys | None,
     ) -> None:
         speeds = [*fleet.speeds, *[1.0] * fleet.replicas][: fleet.replicas]
-        self._speeds = [_prefill_speed(fleet) * speed for speed in speeds]
+        self._speeds = [prefill_speed(fleet) * speed for speed in speeds]
         scale = 1 / fleet.rate if fleet.load is None else scale_to(trace, fleet.load * sum(self._speeds))
         super().__init__(trace, Arrivals(trace, scale, closed_loop=fleet.closed_loop))
         self._settings = fleet
@@ -234,7 +153,11 @@ class _Play(Course):
         session = self._sessions[request]
         keys = self._keys.of(request)
         wanted = RouteRequest(
-            MODEL, _Given(keys), (tokens,), session=0 if session == NO_SESSION else session + 1, request_id=str(request)
+            MODEL,
+            GivenKeys(keys),
+            (tokens,),
+            session=0 if session == NO_SESSION else session + 1,
+            request_id=str(request),
         )
         try:
             decision = self._gateways[gateway].route(wanted, now, self._dice.random())
@@ -367,7 +290,7 @@ class _Play(Course):
         )
         for gateway in self._gateways:
             gateway.put(described)
-            gateway.caches.apply(replica.name, [_proof(self._recipe), AllBlocksCleared()])
+            gateway.caches.apply(replica.name, [proof(self._recipe), AllBlocksCleared()])
             live = gateway.fleet.get(replica.name)
             assert live is not None, "what was put is there"
             live.speed = self._speeds[replica.number]
@@ -404,27 +327,6 @@ class _Play(Course):
 
 def _sample(_: str) -> int:
     return 0
-
-
-def _proof(recipe: Recipe) -> BlockStored:
-    tokens = list(range(recipe.block_size))
-    chain = Chain(recipe, tokens)
-    return BlockStored(
-        block_hashes=list(chain.keys(1)),
-        parent_block_hash=None,
-        token_ids=msgspec.Raw(msgspec.msgpack.encode(tokens)),
-        block_size=recipe.block_size,
-        medium="GPU",
-        extra_keys=msgspec.Raw(msgspec.msgpack.encode([None])),
-        group_idx=0,
-        kv_cache_spec_kind="full_attention",
-    )
-
-
-def _prefill_speed(fleet: DetailedFleet) -> float:
-    """Prompt tokens a second of steps that are full of them, attention's share left out."""
-    latency, tokens = fleet.latency, fleet.max_num_batched_tokens
-    return tokens / (latency.overhead + max(latency.weights, tokens * latency.token) or 1e-9)
 
 
 _STRUCTURED: Final = ("latency", "speeds", "restarts")

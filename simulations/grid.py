@@ -24,7 +24,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from balancer.errors import BalancerError, ConfigError
-from simulations.detailed import DetailedFleet, play_detailed
+from simulations.detailed import play_detailed
+from simulations.detailed_fleet import DetailedFleet
 from simulations.keys import TraceKeys
 from simulations.named_policies import NamedPolicy
 from simulations.paths import Paths

@@ -17,7 +17,7 @@ import msgspec
 from balancer.commands import Command
 from balancer.errors import BalancerError, ConfigError
 from balancer.words import counted
-from simulations.detailed import DetailedFleet
+from simulations.detailed_fleet import DetailedFleet
 from simulations.grid import Case, run_all
 from simulations.hardware.estimate import Hardware, estimate
 from simulations.named_policies import NamedPolicy, parse

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from balancer.errors import ConfigError
-from simulations.detailed import DetailedFleet
+from simulations.detailed_fleet import DetailedFleet
 from simulations.grid import Case
 from simulations.hardware.estimate import Hardware, estimate
 from simulations.named_policies import NamedPolicy, parse, value_of
@@ -42,9 +42,9 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         model: ``simple`` (one lane of prefill a replica) or ``detailed`` (engines step by step).
         policies: as on the command line; a list of lists with commas is one list.
         hardware: what a replica is made of (``simulations.hardware.estimate.Hardware``): its speed and its cache, where
-            ``fleet``
-            does not say them.
-        fleet: fields of ``simulations.simple.SimpleFleet`` or ``simulations.detailed.DetailedFleet``, or ``cache`` in tokens.
+            ``fleet`` does not say them.
+        fleet: fields of ``simulations.simple.SimpleFleet`` or ``simulations.detailed_fleet.DetailedFleet``, or ``cache`` in
+            tokens.
         sweep: by field of the fleet, the values that are tried; all combinations are played.
         seeds: how many times each case is played, with other chance.
         seed: of the first time.

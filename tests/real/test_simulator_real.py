@@ -25,7 +25,8 @@ import pytest
 
 from balancer import cli
 from balancer.core import NOTHING_ASKED, Asked, Candidate
-from simulations.detailed import DetailedFleet, play_detailed
+from simulations.detailed import play_detailed
+from simulations.detailed_fleet import DetailedFleet
 from simulations.generators.chat import Chat
 from simulations.latency import LatencyModel
 from simulations.results import Run

@@ -13,7 +13,8 @@ from balancer.core import Decision
 from balancer.policies.base import make
 from balancer.router import Router
 from hashing.recipes import Recipe
-from simulations.detailed import DetailedFleet, Restart, play_detailed
+from simulations.detailed import play_detailed
+from simulations.detailed_fleet import DetailedFleet, Restart
 from simulations.engine import Engine, EngineConfig, EngineRequest
 from simulations.grid import encode
 from simulations.keys import TraceKeys

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from balancer.errors import ConfigError
-from simulations.detailed import DetailedFleet
+from simulations.detailed_fleet import DetailedFleet
 from simulations.grid import Case, decode, encode, run_all
 from simulations.named_policies import parse
 from simulations.results import Run

@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.policies.base import make
-from simulations.detailed import DetailedFleet, play_detailed
+from simulations.detailed import play_detailed
+from simulations.detailed_fleet import DetailedFleet
 from simulations.generators.chat import Chat
 from simulations.latency import LatencyModel, Workload
 from simulations.results import Run

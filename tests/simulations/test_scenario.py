@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from balancer.errors import ConfigError
-from simulations.detailed import DetailedFleet, Restart
+from simulations.detailed_fleet import DetailedFleet, Restart
 from simulations.scenario import DEFAULT_POLICIES, Kind, Scenario, cases, fleet_of, load, number_of, sweep_of
 from simulations.simple import SimpleFleet
 

@@ -16,7 +16,7 @@ from balancer.router import Router
 from hashing.recipes import Recipe
 from indexer.events import EMPTY, AllBlocksCleared, BlockRemoved, BlockStored
 from indexer.index import ReplicaId
-from simulations.detailed import _Given, _proof
+from simulations.given_keys import GivenKeys, proof
 from simulations.simple import MODEL, SimpleFleet
 from simulations.traces.trace import NO_SESSION, Trace
 
@@ -45,7 +45,7 @@ def play_blocks(trace: Trace, fleet: SimpleFleet, policy: Policy, name: str, ses
     caches = [_Blocks(fleet.blocks) for _ in names]
     for each in names:
         router.put(Replica(each, f"http://{each}", models=(MODEL,), recipe=recipe, num_gpu_blocks=fleet.blocks))
-        router.caches.apply(each, [_proof(recipe), AllBlocksCleared()])
+        router.caches.apply(each, [proof(recipe), AllBlocksCleared()])
         live = router.fleet.get(each)
         assert live is not None
         live.speed = fleet.prefill_tps
@@ -125,7 +125,7 @@ def play_blocks(trace: Trace, fleet: SimpleFleet, policy: Policy, name: str, ses
         session = sessions[request]
         wanted = RouteRequest(
             MODEL,
-            _Given(keys[request]),
+            GivenKeys(keys[request]),
             (trace.inputs[request],),
             session=0 if session == NO_SESSION else session + 1,
         )

@@ -1,0 +1,71 @@
+"""A fleet of the detailed model: what it is made of, and what may happen to it.
+
+Knows settings, and how quick a replica is by them. Never knows a trace or a run (``simulations.detailed``).
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from simulations.latency import LatencyModel
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Restart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A replica's engine dies at ``at`` seconds, with all that it does and holds, and is back ``down`` seconds later."""
+
+    at: NotNegative
+    replica: Annotated[int, msgspec.Meta(ge=0)]
+    down: NotNegative = 60.0
+
+
+class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A fleet of engines, and what may happen to it.
+
+    Attributes:
+        replicas: how many.
+        blocks: that each has, of ``block_size`` tokens, vLLM's null block not counted.
+        max_num_batched_tokens, max_num_seqs, async_scheduling: as in ``simulations.engine.EngineConfig``.
+        latency: what a step costs.
+        speeds: by replica, how many times as fast as that it is; those beyond the list are 1.
+        rate: by what the trace is played faster than it was recorded.
+        load: instead of ``rate``, prompt tokens a second over what all replicas compute a second (by ``latency``, of prompts
+            without attention's share), if nothing were cached.
+        closed_loop: as in ``simulations.simple.SimpleFleet``.
+        event_lag: seconds from a step's end until the router has read its events.
+        event_loss: share of batches that are lost for good, without the router being told.
+        gateways: routers that share the fleet and know nothing of each other; requests come to each in turn.
+        restarts: what dies when.
+    """
+
+    replicas: Count = 8
+    blocks: Count = 8192
+    block_size: Count = 16
+    max_num_batched_tokens: Count = 2048
+    max_num_seqs: Count = 256
+    async_scheduling: bool = False
+    latency: LatencyModel = LatencyModel()
+    speeds: tuple[Positive, ...] = ()
+    rate: Positive = 1.0
+    load: Positive | None = None
+    closed_loop: bool = False
+    event_lag: NotNegative = 0.001
+    event_loss: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    gateways: Count = 1
+    restarts: tuple[Restart, ...] = ()
+
+    def __post_init__(self) -> None:
+        for restart in self.restarts:
+            if restart.replica >= self.replicas:
+                raise ValueError(
+                    f"restarts: there is no replica {restart.replica} among {self.replicas}; they are counted from 0"
+                )
+
+
+def prefill_speed(fleet: DetailedFleet) -> float:
+    """Prompt tokens a second of steps that are full of them, attention's share left out."""
+    latency, tokens = fleet.latency, fleet.max_num_batched_tokens
+    return tokens / (latency.overhead + max(latency.weights, tokens * latency.token) or 1e-9)
