@@ -91,6 +91,14 @@ def test_misses_say_whose_fault_they_are() -> None:
     assert at_once.misses.in_flight == 8
 
 
+def test_of_what_another_holds_in_part_the_rest_was_evicted() -> None:
+    two = msgspec.structs.replace(SMALL, replicas=2, blocks=4)
+    trace = trace_of((0.0, 8, 1, [1, 2]), (10.0, 8, 1, [8, 9]), (20.0, 8, 1, [3, 4]), (30.0, 9, 1, [1, 2, 5]))
+    run = run_of(trace, two, "round_robin")
+    assert list(run.chosen) == [0, 1, 0, 1]
+    assert (run.misses.elsewhere, run.misses.evicted, run.misses.first) == (4, 4, 3 * 8 + 1)
+
+
 def test_who_can_never_fit_is_refused_and_holds_nobody_up() -> None:
     trace = trace_of((0.0, 400, 1, list(range(100))), (0.0, 8, 1, [1, 2]))
     run = run_of(trace, msgspec.structs.replace(SMALL, replicas=1))
