@@ -4,7 +4,7 @@ Knows the calls and what they promise. Never knows whether the brain shares the 
 process of its own (``balancer.processes.remote``): nothing that serves a request asks which of them it has.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from balancer.admission import Claim
@@ -64,8 +64,8 @@ class Brain(Protocol):
         """
         ...
 
-    def route_at_once(self, request: RouteRequest, origin: Origin) -> Decision | None:
-        """The same as ``route``, as far as that is decided now; None where it has to be waited for.
+    def route_at_once(self, request: RouteRequest, origin: Origin, claim: Claim) -> Decision | Awaitable[Decision]:
+        """The same as ``route``, as far as that is decided now; else what has to be awaited for it, at once.
 
         Raises:
             RequestError: as ``route``.
@@ -73,7 +73,7 @@ class Brain(Protocol):
         ...
 
     async def route(self, request: RouteRequest, origin: Origin, claim: Claim) -> Decision:
-        """Choose a replica for the request; where all are saturated, it waits for its turn.
+        """Choose a replica for the request; where all are saturated, or its own has enough to do, it waits for its turn.
 
         Raises:
             UnknownModel: nobody serves this model.

@@ -4,6 +4,7 @@ Knows what a replica, a request, a candidate and a decision are. Never knows how
 out. Everything here is frozen; times are seconds on whatever clock the caller uses, lengths are tokens.
 """
 
+import math
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, Protocol
@@ -11,14 +12,25 @@ from typing import Final, Protocol
 import msgspec
 
 from balancer.media import NO_MEDIA, Media
+from balancer.speeds import PREFILL_SPEED
 from balancer.stages import UNTIMED, Stages
 from hashing.extras import Lora
 from hashing.own import LearnedKeys
 from hashing.recipes import Recipe
 from indexer.index import Keys, ReplicaId
 
-PREFILL_SPEED: Final = 10_000.0
-"""Uncached prompt tokens a second, of replicas that nobody knows better: a model of 70 billion parameters on four H100."""
+
+class Feed(msgspec.Struct, frozen=True, kw_only=True):
+    """What keeps a replica busy until it can be sent more; what goes beyond that is held.
+
+    ``tokens`` are for engines that compute several short prompts in one step, ``seconds`` for the way there.
+    """
+
+    seconds: float = 0.05
+    tokens: int = 1024
+
+
+DEFAULT_FEED: Final = Feed()
 
 
 class Knowledge(StrEnum):
@@ -113,6 +125,8 @@ class RouteRequest(msgspec.Struct, frozen=True):
     request_id: str = ""
     rendered_at: float | None = None
     session: int = 0
+    yields: float = 0.0
+    tells_start: bool = True
 
     @property
     def prompt_tokens(self) -> int:
@@ -140,7 +154,11 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     ``wait`` is how many seconds it will take until the replica begins on this request, ``speed`` how many uncached prompt
     tokens it computes a second, as far as anybody knows. ``waiting`` of the ``in_flight`` requests have not answered yet;
     ``active_tokens`` are the prompts of all of them, ``room_tokens`` what its cache holds in all (0: nobody knows).
-    ``has_session`` says whether the request of the same conversation before this one was sent there.
+    ``has_session`` says whether the request of the same conversation before this one was sent there. Of requests that wait in
+    kvlb for this replica, ``passed`` would be passed by this one, and ``wait`` is without them. ``turnover`` is how many
+    seconds what lies unused in its cache stays there; without end while there is room. ``usage`` is the share of the cache that
+    running requests need, as the engine says (0: it does not), and ``has_adapter`` whether the request needs no LoRA adapter,
+    or one that was asked for there lately.
     """
 
     replica: ReplicaId
@@ -158,6 +176,10 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     active_tokens: int = 0
     room_tokens: int = 0
     has_session: bool = False
+    passed: int = 0
+    turnover: float = math.inf
+    usage: float = 0.0
+    has_adapter: bool = True
 
     @property
     def uncached_tokens(self) -> int:

@@ -3,21 +3,44 @@
 Knows replicas, their status, the work they owe, and until when one wants a rest (seconds, the caller's clock). Never knows
 prompts, caches or how a status was found out. Between calls: ``in_flight``, ``waiting``, ``queued_tokens`` and
 ``active_tokens`` of a replica are the sums over its open leases; nothing but a lease changes them, least of all a health
-check.
+check. A lease with a rank is held while its replica has enough to compute (``Feed``), and those that are held go in the order
+of their ranks; engines compute prompts in the order in which they are sent, so who has answered was not the last to begin.
 """
 
 import math
+from bisect import insort
+from collections import OrderedDict
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 
-from balancer.core import PREFILL_SPEED, Replica
+from balancer.core import DEFAULT_FEED, Feed, Replica
+from balancer.speeds import PrefillModel, ReplicaSpeed
 from indexer.index import ReplicaId
 
 MEMORY_SECONDS: Final = 60.0
 """How long what has been sent counts for how busy the fleet is."""
+
+USAGE_SECONDS: Final = 10.0
+"""How long what an engine says of its cache's use holds: one that says nothing more is not idle for that, nor busy."""
+
+RECENT_ADAPTERS: Final = 4
+"""LoRA adapters that a replica is taken to keep loaded: vLLM 0.32 keeps 1 on the GPU (``--max-loras``), and others near."""
+
+OVERDUE_SECONDS: Final = 1.0
+OVERDUE_TIMES: Final = 2.0
+"""So much later than expected, and so many times what the prompt takes itself, nobody waits for a first output."""
+
+REPRICE: Final = 1.2
+"""By how many times a speed has to change for what is queued to be counted anew."""
+
+MAX_HELD: Final = 1_000
+"""Requests that are held for one replica, with their bodies in memory; more are sent as they come."""
+
+ONE_MOMENT: Final = 0.003
+"""Seconds; two prompts that are computed within them were computed in one step."""
 
 
 class Status(StrEnum):
@@ -41,44 +64,150 @@ class LiveReplica:
     """One replica's live state. Changes with leases and with news. ``health`` is what probes say."""
 
     __slots__ = (
+        "_adapters",
+        "_inflow",
+        "_written",
         "active_tokens",
+        "bundle",
         "clear_at",
+        "computing_since",
         "drain",
         "health",
+        "held",
+        "held_seconds",
         "in_flight",
         "last_lease",
+        "learns",
+        "prefill",
+        "priced_at",
         "queue",
         "queued_tokens",
         "replica",
         "rests_until",
         "room_tokens",
-        "speed",
+        "sent_seconds",
+        "told_seconds",
+        "usage",
+        "usage_at",
     )
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, prefill: ReplicaSpeed) -> None:
         self.replica = replica
+        self.prefill = prefill
+        self.learns = True
         self.health = Status.READY
         self.drain: Drain | None = None
         self.rests_until = -math.inf
         self.in_flight = 0
         self.queued_tokens = 0
         self.last_lease = 0
-        self.queue: dict[
-            int, None
-        ] = {}  # leases that wait for their first output, in the order in which they were sent
+        self.queue: dict[int, _Lease] = {}  # those that were sent and are not computed, in that order
+        self.held: list[tuple[float, int, float]] = []  # (rank, lease, seconds) of those that are not sent, in order
+        self.held_seconds = 0.0
         self.active_tokens = 0
         self.room_tokens = 0
-        self.speed = PREFILL_SPEED
+        self.usage = 0.0
+        self.usage_at = -math.inf
         self.clear_at = -math.inf
+        self.sent_seconds = 0.0
+        self.told_seconds = 0.0  # of those that were sent and tell their first output
+        self.priced_at = math.nan  # seconds for 1,000 tokens, by which all of them are counted
+        self.computing_since: float | None = None
+        self.bundle: _Bundle | None = None
+        self._written = 0
+        self._inflow = _Decaying()
+        self._adapters: OrderedDict[str, None] = OrderedDict()
 
     @property
     def waiting(self) -> int:
         """Requests that have not answered yet."""
-        return len(self.queue)
+        return len(self.queue) + len(self.held)
+
+    @property
+    def answering(self) -> int:
+        """Requests that have begun to answer, and have not ended."""
+        return self.in_flight - len(self.queue) - len(self.held)
 
     def wait(self, now: float) -> float:
-        """Seconds until all that was sent there is computed, at its speed and one after the other."""
-        return max(0.0, self.clear_at - now)
+        """Seconds until all that it is to do is computed, one after the other, as far as anybody knows."""
+        return self.sent_wait(now) + self.held_seconds
+
+    def sent_wait(self, now: float) -> float:
+        """The same of what was sent: by the time that was expected, and at least what has not told its first output yet.
+
+        Of those that tell it (``tells_start``) the first one is being computed, and no other. When it takes longer than
+        expected, it is as likely as not to take as long again.
+        """
+        wait = self.clear_at - now
+        if self.told_seconds:
+            first = next(given for given in self.queue.values() if given.tells_start)
+            spent = now - (first.came_at if self.computing_since is None else max(self.computing_since, first.sent_at))
+            least = self.told_seconds - first.seconds + abs(first.seconds - spent)
+            if least > wait:
+                return least
+        return wait if wait > 0 else 0.0
+
+    def standing(self, rank: float, now: float) -> tuple[float, int]:
+        """For a request of this rank: seconds until its turn, and how many of those that are held it would pass."""
+        wait = self.sent_wait(now)
+        if not self.held:
+            return wait, 0
+        passed = len(self.held)
+        for other, _, seconds in self.held:
+            if other > rank:
+                break
+            wait += seconds
+            passed -= 1
+        return wait, passed
+
+    def turnover(self, now: float) -> float:
+        """Seconds until what nobody uses there gives way, as fast as that goes; without end while there is room."""
+        if not self.room_tokens or self._written < self.room_tokens:
+            return math.inf
+        rate = self._inflow.rate(now)
+        return self.room_tokens / rate if rate > 0 else math.inf
+
+    def wrote(self, tokens: int, now: float) -> None:
+        """So many tokens more are, or will be, in its cache."""
+        self._written = min(self._written + tokens, self.room_tokens) if self.room_tokens else 0
+        self._inflow.add(tokens, now)
+
+    def holds(self, tokens: int) -> None:
+        """Its cache holds so many tokens; far fewer than were written means that it was emptied."""
+        if 2 * tokens < self._written:
+            self._written = tokens
+
+    def has_adapter(self, model: str) -> bool:
+        """Whether the model is no LoRA adapter, or one that was asked for lately."""
+        replica = self.replica
+        return not replica.adapters or model in self._adapters or replica.adapter(model) is None
+
+    def asked(self, model: str) -> None:
+        """A request for this model goes there."""
+        if self.replica.adapter(model) is not None:
+            self._adapters[model] = None
+            self._adapters.move_to_end(model)
+            if len(self._adapters) > RECENT_ADAPTERS:
+                self._adapters.popitem(last=False)
+
+    def usage_now(self, now: float) -> float:
+        """The share of its cache that running requests need, 0 to 1; 0 where the engine has not said lately."""
+        return self.usage if self.usage and now - self.usage_at <= USAGE_SECONDS else 0.0
+
+    def pass_over(self, now: float) -> bool:
+        """Whole answers tell no first output: those that should have been computed long ago are not awaited any more."""
+        has_passed = False
+        for given in self.queue.values():
+            if now <= given.due_at + OVERDUE_SECONDS + OVERDUE_TIMES * given.seconds:
+                break
+            if not given.is_passed and not given.tells_start:
+                given.is_passed = has_passed = True
+                self.sent_seconds -= given.seconds
+        return has_passed
+
+    def fix_speed(self, speed: float) -> None:
+        """It computes so many tokens a second, whatever is seen."""
+        self.prefill, self.learns = ReplicaSpeed(PrefillModel(speed)), False
 
     @property
     def status(self) -> Status:
@@ -98,17 +227,37 @@ class _Lease(msgspec.Struct):
     queued_tokens: int
     tokens: int
     seconds: float
-    sent_at: float
+    came_at: float
+    context: float
+    answers: int
+    tells_start: bool = True
+    sent_at: float = 0.0
     is_waiting: bool = True
+    is_held: bool = False
+    due_at: float = 0.0
+    is_passed: bool = False
+
+
+class _Bundle(msgspec.Struct):
+    """What was computed within one step, or two: its first one took the time of all."""
+
+    requests: int = 0
+    tokens: int = 0
+    pairs: float = 0.0
+    crowd: float = 0.0
+    seconds: float = 0.0
 
 
 class Fleet:
     """All replicas and all open leases. Changes with every call but the questions."""
 
-    def __init__(self) -> None:
+    def __init__(self, feed: Feed = DEFAULT_FEED) -> None:
+        self._feed = feed
+        self._prefill: dict[str, PrefillModel] = {}  # by model, what all of its replicas have shown
         self._live: dict[ReplicaId, LiveReplica] = {}
         self._serving: dict[str, list[LiveReplica]] = {}  # by model, as long as no replica comes, changes or goes
         self._leases: dict[int, _Lease] = {}
+        self._held: dict[int, LiveReplica] = {}  # by lease
         self._next_lease = 1
         self._work = _Decaying()
         self._able: int | None = None  # how many are available, as long as nothing changes
@@ -132,7 +281,8 @@ class Fleet:
         self._able = None
         live = self._live.get(replica.id)
         if live is None:
-            self._live[replica.id] = LiveReplica(replica)
+            model = next(iter(replica.base_models), "")
+            self._live[replica.id] = LiveReplica(replica, ReplicaSpeed(self._prefill.setdefault(model, PrefillModel())))
         else:
             live.replica = replica
 
@@ -180,43 +330,119 @@ class Fleet:
     def open_leases(self) -> int:
         return len(self._leases)
 
-    def acquire(self, live: LiveReplica, uncached_tokens: int, tokens: int, now: float) -> int:
-        """Note that a request of ``tokens`` is sent there, with so many to compute; returns the lease."""
+    def acquire(
+        self,
+        live: LiveReplica,
+        uncached_tokens: int,
+        tokens: int,
+        now: float,
+        rank: float | None = None,
+        *,
+        tells_start: bool = True,
+    ) -> int:
+        """Note that a request of ``tokens`` goes there, with so many to compute; returns the lease.
+
+        With a ``rank`` it is held while the replica has enough to do, and goes before all that are held with a higher one.
+        ``tells_start`` says whether ``started`` will be called for it: whole answers tell no first output.
+        """
+        self.reprice(live)
         lease, self._next_lease = self._next_lease, self._next_lease + 1
-        seconds = uncached_tokens / live.speed
+        context, answers = tokens - uncached_tokens / 2, live.answering
+        seconds = live.prefill.seconds(uncached_tokens, context, answers)
         live.in_flight += 1
-        live.queue[lease] = None
         live.last_lease = lease
         live.queued_tokens += uncached_tokens
         live.active_tokens += tokens
-        live.clear_at = max(live.clear_at, now) + seconds
+        live.wrote(uncached_tokens, now)
         self._work.add(seconds, now)
-        self._leases[lease] = _Lease(live, uncached_tokens, tokens, seconds, now)
+        given = self._leases[lease] = _Lease(live, uncached_tokens, tokens, seconds, now, context, answers, tells_start)
+        if rank is None or (not live.held and self._takes(live, now)) or len(live.held) >= MAX_HELD:
+            _send(live, lease, given, now)
+        else:
+            given.is_held = True
+            self._held[lease] = live
+            insort(live.held, (rank, lease, seconds))
+            live.held_seconds += seconds
         return lease
+
+    def is_held(self, lease: int) -> bool:
+        """Whether the request is not to be sent yet."""
+        held = self._leases.get(lease)
+        return held is not None and held.is_held
+
+    @property
+    def has_held(self) -> bool:
+        """Whether any request is held."""
+        return bool(self._held)
+
+    def held(self) -> list[tuple[int, LiveReplica]]:
+        """The leases that are held, and for whom."""
+        return list(self._held.items())
+
+    def dispatch(self, live: LiveReplica, now: float) -> list[int]:
+        """The leases that are held no longer, in order: their requests are to be sent now."""
+        going = []
+        while live.held and self._takes(live, now):
+            _, lease, seconds = live.held.pop(0)
+            live.held_seconds = live.held_seconds - seconds if live.held else 0.0
+            given = self._leases[lease]
+            given.is_held = False
+            del self._held[lease]
+            _send(live, lease, given, now)
+            going.append(lease)
+        return going
+
+    def due(self, live: LiveReplica) -> float | None:
+        """When the next of those that are held is to be sent, if nothing happens before; None where nobody is.
+
+        Where the first output of what was sent is awaited, that may be later than told.
+        """
+        if not live.held:
+            return None
+        return live.clear_at - self._enough(live)
 
     def started(self, lease: int, now: float) -> None:
         """The request's prompt has been computed: its first output has come."""
-        held = self._leases.get(lease)
-        if held is not None and held.is_waiting:
-            self._answered(lease, held)
-            # What was expected of the time until now was right or wrong: from here on only what is left counts.
-            held.live.clear_at = now + held.live.queued_tokens / held.live.speed
+        given = self._leases.get(lease)
+        if given is None or not given.is_waiting or given.is_held:
+            return
+        live = given.live
+        has_passed = live.pass_over(now)
+        if live.learns and not has_passed and next(iter(live.queue)) == lease:
+            self._learn(live, given, now)
+        _answered(live, lease, given)
+        self.reprice(live)
+        # What was expected of the time until now was right or wrong: from here on only what is left counts.
+        live.clear_at = now + live.sent_seconds
+        live.computing_since = now
 
-    def release(self, lease: int, now: float) -> LiveReplica:
-        """The request has ended.
+    def release(self, lease: int, now: float, *, is_good: bool = False) -> LiveReplica:
+        """The request has ended; ``is_good`` when it was answered, so its prompt has been computed at some time.
 
         Raises:
             KeyError: the lease is not open: it was released twice, or never given.
         """
         held = self._leases.pop(lease)
         live = held.live
-        if held.is_waiting:  # nothing of it was computed, as far as anybody knows
+        if held.is_held:
+            del self._held[lease]
+            del live.held[[each[1] for each in live.held].index(lease)]
+            live.held_seconds = live.held_seconds - held.seconds if live.held else 0.0
+            self._work.take_back(held.seconds, held.came_at)
+            live.queued_tokens -= held.queued_tokens
+        elif held.is_waiting and is_good:
+            if next(iter(live.queue)) == lease:
+                live.computing_since = None  # since when is the next one's secret
+            _answered(live, lease, held)
+        elif held.is_waiting:  # nothing of it was computed, as far as anybody knows
             is_first = next(iter(live.queue)) == lease
-            left = live.clear_at - held.queued_tokens / live.speed
-            self._work.take_back(held.seconds, held.sent_at)
-            self._answered(lease, held)
+            left = live.clear_at - (0.0 if held.is_passed else held.seconds)
+            self._work.take_back(held.seconds, held.came_at)
+            _answered(live, lease, held)
             # The time that has passed was spent on the first one: with that, it is lost, and the next one begins now.
-            live.clear_at = now + live.queued_tokens / live.speed if is_first else max(now, left)
+            live.clear_at = now + live.sent_seconds if is_first else max(now, left)
+            if is_first:
+                live.computing_since = now
         live.in_flight -= 1
         live.active_tokens -= held.tokens
         return live
@@ -227,12 +453,77 @@ class Fleet:
             self._able = sum([live.is_available() for live in self])
         return self._work.rate(now) / max(1, self._able)
 
-    @staticmethod
-    def _answered(lease: int, held: _Lease) -> None:
-        live = held.live
-        live.queued_tokens -= held.queued_tokens
-        del live.queue[lease]
-        held.queued_tokens, held.is_waiting = 0, False
+    def reprice(self, live: LiveReplica) -> None:
+        """Count anew what the replica has to do, if it turned out to be much faster or slower."""
+        price = live.prefill.seconds(1000, 0.0, 0)
+        if 1 / REPRICE < price / live.priced_at < REPRICE:
+            return
+        live.priced_at = price
+        if not live.queue and not live.held:
+            return
+        before = live.sent_seconds
+        live.sent_seconds = live.told_seconds = live.held_seconds = 0.0
+        for given in live.queue.values():
+            given.seconds = live.prefill.seconds(given.queued_tokens, given.context, given.answers)
+            if not given.is_passed:
+                live.sent_seconds += given.seconds
+            if given.tells_start:
+                live.told_seconds += given.seconds
+        live.clear_at += live.sent_seconds - before
+        held = []
+        for rank, lease, _ in live.held:
+            given = self._leases[lease]
+            given.seconds = live.prefill.seconds(given.queued_tokens, given.context, given.answers)
+            live.held_seconds += given.seconds
+            held.append((rank, lease, given.seconds))
+        live.held = held
+
+    def _takes(self, live: LiveReplica, now: float) -> bool:
+        return live.sent_wait(now) <= self._enough(live)
+
+    def _enough(self, live: LiveReplica) -> float:
+        """Seconds of work."""
+        return max(self._feed.seconds, self._feed.tokens / live.prefill.speed(0.0, 0))
+
+    def _learn(self, live: LiveReplica, given: _Lease, now: float) -> None:
+        """The replica has computed the first of what it had been sent; several in one step answer in one moment."""
+        if live.computing_since is None:
+            return
+        seconds = max(0.0, now - live.computing_since)
+        bundle = live.bundle
+        if bundle is not None and seconds > ONE_MOMENT:
+            live.prefill.observe(
+                bundle.requests, bundle.tokens, bundle.pairs, bundle.crowd, bundle.seconds, live.computing_since
+            )
+            bundle = None
+        if bundle is None:
+            bundle = live.bundle = _Bundle()
+        bundle.requests += 1
+        bundle.tokens += given.queued_tokens
+        bundle.pairs += given.queued_tokens * given.context
+        bundle.crowd += given.queued_tokens * given.answers
+        bundle.seconds += seconds
+
+
+def _send(live: LiveReplica, lease: int, given: _Lease, now: float) -> None:
+    if not live.queue:
+        live.computing_since = now
+    live.queue[lease] = given
+    given.sent_at = now
+    live.sent_seconds += given.seconds
+    if given.tells_start:
+        live.told_seconds += given.seconds
+    live.clear_at = given.due_at = max(live.clear_at, now) + given.seconds
+
+
+def _answered(live: LiveReplica, lease: int, given: _Lease) -> None:
+    del live.queue[lease]
+    if not given.is_passed:
+        live.sent_seconds = live.sent_seconds - given.seconds if live.queue else 0.0
+    if given.tells_start:
+        live.told_seconds = max(0.0, live.told_seconds - given.seconds) if live.queue else 0.0
+    live.queued_tokens -= given.queued_tokens
+    given.queued_tokens, given.is_waiting = 0, False
 
 
 class _Decaying:

@@ -37,6 +37,7 @@ _LARGE: Final = "(large)"
 
 _NULL: Final = wishes.NULL
 _ONE: Final = msgspec.Raw(b"1")
+_TRUE: Final = msgspec.Raw(b"true")
 
 
 class Kind(StrEnum):
@@ -88,7 +89,8 @@ class Inbound(msgspec.Struct, frozen=True):
 
     ``token_ids`` has the prompts that came as token ids, ``media`` what lies among them besides text; empty when they came as
     text (``has_text``: someone has to tokenise) or are of no use for routing. ``is_comparable`` says whether the answer's
-    ``cached_tokens`` is that of one single prompt and sample. ``wishes`` are what it asks for beyond an answer.
+    ``cached_tokens`` is that of one single prompt and sample. ``wishes`` are what it asks for beyond an answer, ``is_streamed``
+    whether that comes piece by piece.
     """
 
     kind: Kind
@@ -100,6 +102,7 @@ class Inbound(msgspec.Struct, frozen=True):
     is_comparable: bool = True
     media: Media = NO_MEDIA
     wishes: Wishes = NO_WISHES
+    is_streamed: bool = False
 
 
 ReadIds: TypeAlias = Callable[[bytes, int, int], Sequence[int] | None]
@@ -143,6 +146,7 @@ class _Body(msgspec.Struct):
     kv_transfer_params: msgspec.Raw = _NULL
     ec_transfer_params: msgspec.Raw = _NULL
     priority: msgspec.Raw = _NULL
+    stream: msgspec.Raw = _NULL
 
 
 _body = msgspec.json.Decoder(_Body)
@@ -199,12 +203,12 @@ def _read_long(kind: Kind, body: bytes, read_ids: ReadIds) -> Inbound | None:
 def _read(kind: Kind, fields: _Body, long: Sequence[int] = ()) -> Inbound:
     model = _model(fields.model)
     if kind is Kind.CHAT and _is_plain(fields):
-        return Inbound(kind, model, (), has_text=True)
+        return Inbound(kind, model, (), has_text=True, is_streamed=fields.stream == _TRUE)
     sampling = _sampling_params(fields)
     asked = wishes.of_body(fields, sampling.extra_args)
     salt = msgspec.json.decode(fields.cache_salt) if _is_string(fields.cache_salt) else None
     if kind is Kind.OPAQUE:
-        return Inbound(kind, model, salt=salt or None, wishes=asked)
+        return Inbound(kind, model, salt=salt or None, wishes=asked, is_streamed=fields.stream == _TRUE)
     ids = _prompts(kind, fields, long)
     is_one_sample = _is_one(fields.n) and _is_one(sampling.n) and not _plain(fields.use_beam_search)
     return Inbound(
@@ -217,6 +221,7 @@ def _read(kind: Kind, fields: _Body, long: Sequence[int] = ()) -> Inbound:
         is_comparable=len(ids) <= 1 and is_one_sample,
         media=read_features(fields.features) if ids and kind is Kind.GENERATE else NO_MEDIA,
         wishes=asked,
+        is_streamed=fields.stream == _TRUE,
     )
 
 

@@ -15,14 +15,14 @@ import msgspec
 
 from balancer.admission import AdmissionSettings, Pool
 from balancer.caches import Caches, Sent
-from balancer.core import Asked, Candidate, Decision, Failure, Outcome, Replica, RouteRequest, Truth
+from balancer.core import DEFAULT_FEED, Asked, Candidate, Decision, Failure, Feed, Outcome, Replica, RouteRequest, Truth
 from balancer.ejection import Ejections, EjectionSettings
 from balancer.errors import Contended, NoReplica, Saturated, UnknownModel
 from balancer.fleet import Fleet, LiveReplica, Status
 from balancer.healing import SETTLE_SECONDS
 from balancer.leaning import BEGINNING, lean
 from balancer.matching import Holding
-from balancer.policies.base import Policy
+from balancer.policies.base import Policy, rank_of
 from balancer.sessions import Sessions
 from balancer.slow_start import SlowStart, SlowStartSettings
 from balancer.stages import Stage
@@ -59,7 +59,11 @@ class Router:
         self.policy = policy
         self.policy_name = policy_name
         self.caches = Caches(max_blocks)
-        self.fleet = Fleet()
+        feed: Feed = getattr(policy, "feed", DEFAULT_FEED)
+        self.fleet = Fleet(feed)
+        self._rank = rank_of(policy)
+        self.orders = self._rank(0.0, 0.0) is not None
+        """Whether requests may be held, to go in the order that the policy says."""
         self._admission = admission
         self.ejections = Ejections(ejection)
         self.slow_start = SlowStart(slow_start)
@@ -104,7 +108,13 @@ class Router:
             Contended: each of them has asked not to be sent anything for a while.
         """
         live, chosen, seen = self._choose(request, now, draw)
-        lease = self.fleet.acquire(live, chosen.uncached_tokens, chosen.prompt_tokens, now)
+        rank = self._rank(chosen.uncached_tokens / chosen.speed, now)
+        if rank is not None:
+            rank += request.yields
+        live.asked(request.model)
+        lease = self.fleet.acquire(
+            live, chosen.uncached_tokens, chosen.prompt_tokens, now, rank, tells_start=request.tells_start
+        )
         decision, holding = self._decision(request, live.replica, chosen, seen, lease)
         self._open[lease] = self.caches.sent(decision, request, holding.missing)
         self.sessions.sent(request.session, live.replica.id)
@@ -165,6 +175,36 @@ class Router:
             for live in self.fleet.serving(request.model)
         )
 
+    def is_held(self, lease: int) -> bool:
+        """Whether the request has to wait until its replica has less to do."""
+        return self.fleet.is_held(lease)
+
+    def dispatch(self, now: float) -> list[int]:
+        """The leases whose requests are to be sent now, and were held until now."""
+        if not self.fleet.has_held:
+            return []
+        return [
+            lease
+            for live in self.fleet
+            if live.held and self.status(live) is Status.READY
+            for lease in self.fleet.dispatch(live, now)
+        ]
+
+    def due(self) -> float | None:
+        """When ``dispatch`` is to be called again if nothing happens before; None where nothing is held."""
+        times = [due for live in self.fleet if (due := self.fleet.due(live)) is not None]
+        return min(times, default=None)
+
+    def stranded(self) -> list[int]:
+        """The leases that are held for replicas that can take nothing now: their requests belong somewhere else."""
+        if not self.fleet.has_held:
+            return []
+        return [
+            lease
+            for lease, live in self.fleet.held()
+            if self.fleet.get(live.replica.id) is not live or self.status(live) is not Status.READY
+        ]
+
     def started(self, lease: int, now: float) -> None:
         """The first output of the request has come: its prompt is computed."""
         self.fleet.started(lease, now)
@@ -180,7 +220,7 @@ class Router:
             KeyError: the lease was released before, or never given.
         """
         sent = self._open.pop(lease)
-        self._judge(self.fleet.release(lease, now), lease, outcome, failure, now)
+        self._judge(self.fleet.release(lease, now, is_good=outcome is Outcome.OK), lease, outcome, failure, now)
         if sent is None or outcome is not Outcome.OK:
             self.caches.expect_no_more(lease)
             return
@@ -195,6 +235,7 @@ class Router:
             del self._settling[lease]
             self.caches.expect_no_more(lease)
         self.caches.tick(now)
+        self._look_after(now)
         self.slow_start.see(
             [live.replica.id for live in self.fleet if live.is_available() and live.replica.id not in self.ejections],
             now,
@@ -205,6 +246,15 @@ class Router:
         return Status.EJECTED if live.is_available() and live.replica.id in self.ejections else live.status
 
     # How
+
+    def _look_after(self, now: float) -> None:
+        """How full the caches are, as far as events tell; what was learned of speeds fades."""
+        gpu = self.caches.index.gpu
+        for live in self.fleet:
+            if live.room_tokens and live.replica.recipe is not None:
+                live.holds(gpu.blocks(live.replica.id) * live.replica.recipe.block_size)
+            live.prefill.rest(now)
+            self.fleet.reprice(live)
 
     def _judge(self, live: LiveReplica, lease: int, outcome: Outcome, failure: Failure | None, now: float) -> None:
         """What the end of a request says of the replica."""
@@ -237,23 +287,34 @@ class Router:
         candidates = []
         for at, live in enumerate(serving):
             name = live.replica.id
+            cached = matches.get(name, 0)
+            answering = live.in_flight - len(live.queue) - len(live.held)
+            speed = live.prefill.speed((prompt_tokens + cached) / 2, answering)
+            wait, passed = live.sent_wait(now), 0
+            if live.held:
+                rank = self._rank((prompt_tokens - cached) / speed, now)
+                wait, passed = (live.wait(now), 0) if rank is None else live.standing(rank + request.yields, now)
             candidates.append(
                 Candidate(  # by position, which costs half as much as by name
                     name,
                     prompt_tokens,
-                    matches.get(name, 0),
+                    cached,
                     live.queued_tokens,
                     live.in_flight,
                     live.last_lease,
                     views[name].state,
                     1.0 if shares is None else shares[at],
                     lean(beginning, name) if beginning else 0,
-                    live.wait(now),
-                    live.speed,
-                    live.waiting,
+                    wait,
+                    speed,
+                    live.in_flight - answering,
                     live.active_tokens,
                     live.room_tokens,
                     name == session_at,
+                    passed,
+                    live.turnover(now),
+                    live.usage_now(now),
+                    live.has_adapter(request.model),
                 )
             )
         stages.passed(Stage.MATCH)

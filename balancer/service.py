@@ -11,11 +11,12 @@ import secrets
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
 import aiohttp
+import msgspec
 
 from balancer import offers
 from balancer.admission import ANYONE, Claim
@@ -50,9 +51,11 @@ from balancer.stalls import Answer
 from balancer.targets import Targets
 from balancer.tenants import Caller
 from balancer.tokens import Tokenizer
+from balancer.turns import Turns
 from balancer.upstream import open_session
 from balancer.waiting import Waiting
 from balancer.warm import WarmStart
+from balancer.yielding import Yielding
 from hashing.memory import ChainMemory
 from hashing.token_text import TokenText
 from indexer.events import AllBlocksCleared, BlockStored
@@ -91,6 +94,8 @@ class RouterService:
         self.is_draining = False
         """Whether this process is about to end, and is to be sent nothing new."""
         self.waiting = Waiting(settings.admission, self.router, self._lease, self._give_back)
+        self.turns = Turns(self.router, self._lease, self._give_back)
+        self.yielding = Yielding(settings.admission.tenant_weights)
         self.limiter = Limiter(settings.limits)
         self.memory = ChainMemory(settings.hashing.memory_bytes, secret=secrets.randbits(64))
         self.decisions = DecisionLog(settings.log.decisions_kept)
@@ -167,22 +172,79 @@ class RouterService:
         permit.spend(tokens, now)
 
     async def route(self, request: RouteRequest, origin: Origin = NOBODY, claim: Claim = ANYONE) -> Decision:
-        """Choose a replica for the request; where all are saturated, it waits for its turn.
+        """Choose a replica for the request; where all are saturated, or its own has enough to do, it waits for its turn.
 
         Raises:
             UnknownModel: none of the endpoints that can be used serves this model, and no other is waited for.
             NoReplica: none that serves it can take a request now, or some have not answered since the start.
             Saturated: none has had a place for it in time, or too many wait for one.
         """
-        at = time.time()
-        return self.route_at_once(request, origin) or self._sent(
-            await self.waiting.turn(request, claim), request, origin, at
-        )
+        placed = self.route_at_once(request, origin, claim)
+        return placed if isinstance(placed, Decision) else await placed
 
-    def route_at_once(self, request: RouteRequest, origin: Origin = NOBODY) -> Decision | None:
-        """The same, as far as that is decided now; None where the request has to wait."""
+    def route_at_once(
+        self, request: RouteRequest, origin: Origin = NOBODY, claim: Claim = ANYONE
+    ) -> Decision | Awaitable[Decision]:
+        """The same, as far as that is decided now; else what has to be awaited for it, at once.
+
+        Raises:
+            RequestError: as ``route``.
+        """
+        placed = self.place(request, origin, claim)
+        return placed if isinstance(placed, Decision) else self._in_turn(placed)
+
+    def place(
+        self, request: RouteRequest, origin: Origin = NOBODY, claim: Claim = ANYONE
+    ) -> "Decision | asyncio.Future[Decision]":
+        """The same for whoever need not await it: who cancels the future before its result is read has nothing left to release.
+
+        Raises:
+            RequestError: as ``route``.
+        """
+        at = time.time()
+        request = self._yielding(request, claim)
         decision = self.waiting.at_once(request)
-        return None if decision is None else self._sent(decision, request, origin)
+        if decision is None:
+            return asyncio.ensure_future(self._after_waiting(request, origin, claim, at))
+        self._charge(decision, claim)
+        if self.router.is_held(decision.lease):
+            return self.turns.hold(request, decision, lambda at_last: self._sent(at_last, request, origin, at))
+        return self._sent(decision, request, origin)
+
+    async def _after_waiting(self, request: RouteRequest, origin: Origin, claim: Claim, at: float) -> Decision:
+        decision = await self.waiting.turn(request, claim)
+        self._charge(decision, claim)
+        if self.router.is_held(decision.lease):
+            return await self._in_turn(
+                self.turns.hold(request, decision, lambda at_last: self._sent(at_last, request, origin, at))
+            )
+        return self._sent(decision, request, origin, at)
+
+    async def _in_turn(self, placed: "asyncio.Future[Decision]") -> Decision:
+        try:
+            return await placed
+        except asyncio.CancelledError:
+            if (
+                placed.done() and not placed.cancelled() and placed.exception() is None
+            ):  # its turn came in the same moment
+                self.release_at_once(placed.result().lease, Outcome.CANCELLED)
+            raise
+
+    def _yielding(self, request: RouteRequest, claim: Claim) -> RouteRequest:
+        """The request, with what it lets pass where others wait for the same replica."""
+        if not self.router.orders:
+            return request
+        seconds = self.yielding.seconds(claim.tenant, claim.urgency, time.monotonic())
+        return msgspec.structs.replace(request, yields=seconds) if seconds else request
+
+    def _charge(self, decision: Decision, claim: Claim) -> None:
+        if self.router.orders:
+            chosen = decision.candidates[0]
+            for chosen in decision.candidates:
+                if chosen.replica == decision.replica.id:
+                    break
+            seconds = (decision.prompt_tokens - decision.cached_tokens) / chosen.speed
+            self.yielding.charge(claim.tenant, seconds, time.monotonic())
 
     def _sent(
         self, decision: Decision, request: RouteRequest, origin: Origin, came_at: float | None = None
@@ -244,6 +306,7 @@ class RouterService:
             recorder.started(lease, time.time())
         if self.waiting.has_any:
             self.waiting.look()
+        self.turns.look()
 
     def follow(self, decision: Decision, answer: Answer) -> None:
         """Look at this answer now and then while it is under way."""
@@ -288,6 +351,7 @@ class RouterService:
         if self.waiting.has_any:
             self.waiting.answered(lease, truth)
             self.waiting.look()
+        self.turns.look()
 
     def hashes(self, prompts: Sequence[Prompt], salt: str | None, stages: Stages = UNTIMED) -> PromptHashes:
         """The prompts' block hashes, made as far as they are needed; ``stages`` is told how long that takes."""
@@ -425,6 +489,7 @@ class RouterService:
                 log.info("%s: %s", live.replica.id, "takes requests again" if why is None else f"drains ({why})")
             self.router.fleet.drain(live.replica.id, why)
         self._changed.set()
+        self.turns.look()
         return [live.replica.id for live in meant]
 
     def unreachable(self, endpoint: str) -> None:
@@ -491,6 +556,7 @@ class RouterService:
         self.care.stalls.unheard(replica)
         self.feed.reader.remove(replica)
         self.router.remove(replica)
+        self.turns.look()
 
     def _follow(self, described: Described, resume: Position | None) -> None:
         """Subscribe to what the replica publishes now; it may have moved with a restart."""
@@ -558,6 +624,7 @@ class RouterService:
                 self.router.set_status(live.replica.id, status)
         self._changed.set()
         self.waiting.look()
+        self.turns.look()
 
     def _hold_events(self) -> AbstractContextManager[None]:
         return self.feed.held()
@@ -584,6 +651,7 @@ class RouterService:
             await asyncio.sleep(TICK_SECONDS)
             self.router.tick(time.monotonic())
             self.waiting.look()
+            self.turns.look()
             self._obey_orders()
             self._tell_knowledge()
             self._look_after()

@@ -88,7 +88,7 @@ class ReplicaSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Which policy, and its own settings (its fields)."""
 
-    name: str = "cache_aware"
+    name: str = "predicted_ttft"
     settings: dict[str, Any] = {}
 
 

@@ -5,6 +5,7 @@ Never knows what a policy thinks: each gateway is a ``balancer.router.Router``, 
 production, and no sooner. Time and chance come from the trace and the seed alone, so a run repeats to the bit.
 """
 
+import math
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -62,6 +63,15 @@ class _Sent(msgspec.Struct):
     decision: Decision
     known: int  # leading tokens of the prompt that somebody had computed before
     has_begun: bool = False
+
+
+class _Held(msgspec.Struct, frozen=True):
+    """A request that is routed, and waits until its replica has less to do."""
+
+    request: int
+    attempt: int
+    came: float
+    decision: Decision
 
 
 class _Replica:
@@ -125,6 +135,8 @@ class _Play(Course):
         for replica in self._replicas:
             self._introduce(replica)
         self._open: dict[int, _Sent] = {}
+        self._held: dict[tuple[int, int], _Held] = {}  # by gateway and lease
+        self._due = [-math.inf] * fleet.gateways
         self._in_turn = 0
         self._ticking = False
         self._computed: set[int] = set()  # keys that somebody has had
@@ -167,9 +179,35 @@ class _Play(Course):
             else:
                 self._leave(now, request)
             return
+        self._chosen[request] = int(decision.replica.id[1:])
+        if self._gateways[gateway].is_held(decision.lease):
+            self._held[gateway, decision.lease] = _Held(request, attempt, came, decision)
+        else:
+            self._send(now, gateway, _Held(request, attempt, came, decision))
+        self._look_later(gateway)
+
+    def _look(self, now: float, gateway: int) -> None:
+        """Who was held at this gateway goes on, if it is time; whoever it was held for may be gone."""
+        router = self._gateways[gateway]
+        for lease in router.stranded():
+            held = self._held.pop((gateway, lease))
+            router.release(lease, Outcome.CANCELLED, now)
+            self._push(now, self._arrive, held.request, held.attempt, held.came)
+        for lease in router.dispatch(now):
+            self._send(now, gateway, self._held.pop((gateway, lease)))
+        self._look_later(gateway)
+
+    def _look_later(self, gateway: int) -> None:
+        due = self._gateways[gateway].due()
+        if due is not None and due != self._due[gateway]:
+            self._due[gateway] = due
+            self._push(due, self._look, gateway)
+
+    def _send(self, now: float, gateway: int, held: _Held) -> None:
+        request, attempt, came, decision = held.request, held.attempt, held.came, held.decision
+        tokens, keys = self._trace.inputs[request], self._keys.of(request)
         replica = self._replicas[int(decision.replica.id[1:])]
         engine = replica.engine
-        self._chosen[request] = replica.number
         if engine is None:  # nobody is there, and the router does not know it yet
             self._gateways[gateway].release(decision.lease, Outcome.UNREACHABLE, now)
             self._tell_lost(replica)
@@ -216,6 +254,7 @@ class _Play(Course):
         sent = self._open[request]
         sent.has_begun = True
         self._gateways[sent.gateway].started(sent.decision.lease, now)
+        self._look(now, sent.gateway)
         self._ttfts[request] = now - self._arrivals[request] + self._settings.latency.request
         self._hits[request] = cached
         self._explain(request, sent, cached)
@@ -225,6 +264,7 @@ class _Play(Course):
         tokens = self._trace.inputs[request]
         truth = Truth(tokens, self._hits[request], self._trace.outputs[request], "length", 200)
         self._gateways[sent.gateway].release(sent.decision.lease, Outcome.OK, now, truth)
+        self._look(now, sent.gateway)
         now += self._settings.latency.request  # the client has it later than the engine
         self._latencies[request] = now - self._arrivals[request]
         self._end = now
@@ -293,7 +333,8 @@ class _Play(Course):
             gateway.caches.apply(replica.name, [proof(self._recipe), AllBlocksCleared()])
             live = gateway.fleet.get(replica.name)
             assert live is not None, "what was put is there"
-            live.speed = self._speeds[replica.number]
+            if self._settings.knows_speeds:
+                live.fix_speed(self._speeds[replica.number])
 
     def _keep_ticking(self, now: float) -> None:
         if not self._ticking:
@@ -301,10 +342,11 @@ class _Play(Course):
             self._push(now + TICK_SECONDS, self._tick)
 
     def _tick(self, now: float) -> None:
-        for gateway in self._gateways:
+        for number, gateway in enumerate(self._gateways):
             gateway.tick(now)
+            self._look(now, number)
         self._ticking = False
-        if self._open:
+        if self._open or self._held:
             self._keep_ticking(now)
 
     def _known(self, keys: Sequence[int], tokens: int) -> int:

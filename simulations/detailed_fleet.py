@@ -39,6 +39,7 @@ class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         event_loss: share of batches that are lost for good, without the router being told.
         gateways: routers that share the fleet and know nothing of each other; requests come to each in turn.
         restarts: what dies when.
+        knows_speeds: the routers know from the start how fast the replicas are; without it they learn it, as in production.
     """
 
     replicas: Count = 8
@@ -56,6 +57,7 @@ class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     event_loss: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     gateways: Count = 1
     restarts: tuple[Restart, ...] = ()
+    knows_speeds: bool = False
 
     def __post_init__(self) -> None:
         for restart in self.restarts:

@@ -6,11 +6,13 @@ Time and chance come from the trace and the seed alone, so a run repeats to the 
 
 A request holds ``ceil((input + output) / block size)`` blocks from the start of its prefill to its end. It hits the longest
 prefix of full blocks that is cached when its prefill starts, but its last token is always computed. Its own full blocks
-become cached when its prefill ends; output is not cached. Who is first in the lane waits while the blocks do not fit. An
+become cached when its prefill ends; output is not cached. Who is first in the lane waits while the blocks do not fit. Where the
+policy has an order, requests are held until the lane has little left to do, and go in that order. An
 answer takes ``output * decode_seconds * (1 + decode_slowdown * answers under way)``. Time to first token is waiting plus
 prefill.
 """
 
+import math
 import random
 from collections import deque
 from collections.abc import Sequence
@@ -18,10 +20,10 @@ from typing import Annotated
 
 import msgspec
 
-from balancer.core import Asked, Candidate, Replica
+from balancer.core import DEFAULT_FEED, Asked, Candidate, Replica
 from balancer.fleet import Fleet, LiveReplica
 from balancer.leaning import BEGINNING, beginning, lean
-from balancer.policies.base import Policy
+from balancer.policies.base import Policy, rank_of
 from indexer.index import Keys, ReplicaId
 from simulations.arrivals import Arrivals, scale_to
 from simulations.course import Course
@@ -92,13 +94,14 @@ class _Chain:
 class _Lane:
     """One replica: the cache, and who is computed."""
 
-    __slots__ = ("answers", "busy", "busy_seconds", "cache", "live", "number", "queue")
+    __slots__ = ("answers", "busy", "busy_seconds", "cache", "due", "live", "number", "queue")
 
     def __init__(self, number: int, cache: SegmentCache, live: LiveReplica) -> None:
         self.number = number
         self.cache = cache
         self.live = live
         self.queue: deque[tuple[int, int]] = deque()  # (request, lease)
+        self.due = -math.inf  # when it is looked at again, for those that are held
         self.busy = False
         self.answers = 0
         self.busy_seconds = 0.0
@@ -129,7 +132,9 @@ class _Play(Course):
         self._at: dict[int, int] = {}  # session -> replica of its last request
         self._reads_prompt: bool = getattr(policy, "reads_prompt", False)
         self._expecting: bool = getattr(policy, "counts_expected", True)
-        self._fleet = Fleet()
+        self._rank = rank_of(policy)
+        self._fleet = Fleet(getattr(policy, "feed", DEFAULT_FEED))
+        self._held: dict[int, int] = {}  # lease -> request
         self._lanes = self._build()
         self._live = [lane.live for lane in self._lanes]
         self._holdings = Holdings(paths.lengths, [lane.cache.held for lane in self._lanes])
@@ -144,7 +149,7 @@ class _Play(Course):
             self._fleet.put(Replica(name, f"http://{name}", models=(MODEL,)))
             live = self._fleet.get(name)
             assert live is not None, "what was put is there"
-            live.speed = settings.believed_tps or settings.prefill_tps
+            live.fix_speed(settings.believed_tps or settings.prefill_tps)
             live.room_tokens = settings.blocks * settings.block_size
             lanes.append(_Lane(number, shared or SegmentCache(capacity, lengths), live))
         return lanes
@@ -170,24 +175,33 @@ class _Play(Course):
         usable = (tokens - 1) // size
         depths = self._holdings.depths(path, expecting=self._expecting)
         leading = 0 if any(depths) else self._beginning(request)
-        candidates = [
-            Candidate(
-                live.replica.id,
-                tokens,
-                (depth if depth < usable else usable) * size,
-                live.queued_tokens,
-                live.in_flight,
-                live.last_lease,
-                lean=lean(leading, live.replica.id) if leading else 0,
-                wait=live.wait(now),
-                speed=live.speed,
-                waiting=live.waiting,
-                active_tokens=live.active_tokens,
-                room_tokens=live.room_tokens,
-                has_session=number == at,
+        candidates = []
+        speed = self._settings.believed_tps or self._settings.prefill_tps
+        for number, (live, depth) in enumerate(zip(self._live, depths, strict=True)):
+            cached = (depth if depth < usable else usable) * size
+            wait, passed = live.wait(now), 0
+            if live.held and (rank := self._rank((tokens - cached) / speed, now)) is not None:
+                wait, passed = live.standing(rank, now)
+            candidates.append(
+                Candidate(
+                    live.replica.id,
+                    tokens,
+                    cached,
+                    live.queued_tokens,
+                    live.in_flight,
+                    live.last_lease,
+                    lean=lean(leading, live.replica.id) if leading else 0,
+                    wait=wait,
+                    speed=speed,
+                    waiting=live.waiting,
+                    active_tokens=live.active_tokens,
+                    room_tokens=live.room_tokens,
+                    has_session=number == at,
+                    passed=passed,
+                    turnover=live.turnover(now),
+                    usage=self._lanes[number].cache.usage,
+                )
             )
-            for number, (live, depth) in enumerate(zip(self._live, depths, strict=True))
-        ]
         chain: Keys | None = self._chain(request) if self._reads_prompt else None
         asked = Asked(session + 1, chain, self._trace.block_size, self._fleet.utilisation(now))
         chosen = self._choose(candidates, self._draw(), asked)
@@ -200,10 +214,28 @@ class _Play(Course):
         if not self._expecting:  # as balancer.router does
             depth = self._holdings.depths(path, expecting=True)[number]
             uncached = tokens - min(depth, usable) * size
-        lease = self._fleet.acquire(lane.live, uncached, tokens, now)
+        rank = self._rank(uncached / speed, now)
+        lease = self._fleet.acquire(lane.live, uncached, tokens, now, rank)
         self._holdings.expect(lease, number, path)
-        lane.queue.append((request, lease))
+        if self._fleet.is_held(lease):
+            self._held[lease] = request
+        else:
+            lane.queue.append((request, lease))
+            self._begin(now, lane)
+        self._look_later(lane)
+
+    def _dispatch(self, now: float, lane: _Lane) -> None:
+        """Those whose turn it is are held no longer."""
+        for lease in self._fleet.dispatch(lane.live, now):
+            lane.queue.append((self._held.pop(lease), lease))
         self._begin(now, lane)
+        self._look_later(lane)
+
+    def _look_later(self, lane: _Lane) -> None:
+        due = self._fleet.due(lane.live)
+        if due is not None and due != lane.due:
+            lane.due = due
+            self._push(due, self._dispatch, lane)
 
     def _beginning(self, request: int) -> int:
         """How a prompt begins that nobody holds anything of, as ``balancer.router`` takes it."""
@@ -250,7 +282,7 @@ class _Play(Course):
         settings = self._settings
         seconds = self._trace.outputs[request] * settings.decode_seconds * (1 + settings.decode_slowdown * lane.answers)
         self._push(now + seconds, self._ended, lane, request, lease, taken - blocks)
-        self._begin(now, lane)
+        self._dispatch(now, lane)
 
     def _ended(self, now: float, lane: _Lane, request: int, lease: int, others: int) -> None:
         lane.answers -= 1

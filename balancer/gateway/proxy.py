@@ -9,6 +9,7 @@ import asyncio
 from balancer import openai
 from balancer.admission import Claim, Urgency
 from balancer.brain import Brain
+from balancer.core import Decision
 from balancer.decisions import Origin
 from balancer.errors import Contended, NoReplica, RequestError, Saturated
 from balancer.gateway import headers
@@ -94,9 +95,8 @@ class Proxy:
         tried = 0
         while True:
             try:
-                decision = service.route_at_once(wanted, asking.origin)
-                if decision is None:
-                    decision = await service.route(wanted, asking.origin, asking.claim)
+                placed = service.route_at_once(wanted, asking.origin, asking.claim)
+                decision = placed if isinstance(placed, Decision) else await placed
             except (NoReplica, Contended, Saturated):
                 if told is not None:
                     raise told from None

@@ -127,6 +127,7 @@ def conclude(service: Brain, parsed: Parsed, prompts: Prompts, request_id: str, 
         request_id=request_id[:MAX_ID],
         stages=stages,
         rendered_at=prompts[0].rendered_at if prompts else None,
+        tells_start=inbound.is_streamed,
     )
     return Asked(request, admitted.salt, admitted.body, admitted.priority or 0)
 

@@ -34,6 +34,27 @@ class Weighing(Protocol):
         ...
 
 
+@runtime_checkable
+class Ordering(Protocol):
+    """A policy that says in which order requests go that wait for the same replica. Optional: without it, as they came.
+
+    ``feed``, where there is one, is what a replica has to do until something is held for it (``balancer.fleet.Feed``).
+    """
+
+    def rank(self, seconds: float, now: float, /) -> float | None:
+        """The place of a request that comes now and takes so many seconds of prefill: lowest first. None: hold nothing."""
+        ...
+
+
+def rank_of(policy: Policy) -> Callable[[float, float], float | None]:
+    """The order in which the policy has requests sent."""
+    return policy.rank if isinstance(policy, Ordering) else _in_turn
+
+
+def _in_turn(seconds: float, now: float, /) -> float | None:
+    return None
+
+
 def costs_of(policy: Policy, candidates: Sequence[Candidate], asked: Asked = NOTHING_ASKED) -> list[float] | None:
     """What each candidate costs under this policy, or None when it weighs nothing."""
     return policy.costs(candidates, asked) if isinstance(policy, Weighing) else None

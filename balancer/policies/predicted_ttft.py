@@ -1,35 +1,102 @@
-"""Predicted time to first token: the replica that will answer soonest, with a price on what it has to compute."""
+"""Predicted time to first token: the replica that will answer soonest, with a price on what others pay for it.
+
+Of each replica, in seconds, the lowest wins; of equals the one with the fewest requests in flight::
+
+    own   = uncached / speed                                      what this prompt takes there
+    price = 1 / (1 - utilisation), at most max_price              work becomes waiting for those who come later
+          + passed                                                each of those it would pass waits for it
+          + eviction * exp(-turnover / eviction_seconds)          what it pushes out is computed again, unless it was old
+    cost  = (wait + price * own + request_weight * in_flight + memory + adapter) / share
+
+    memory  = memory_seconds for 1,000 tokens that would not fit into the cache beside what runs and waits there
+    adapter = adapter_seconds where the LoRA adapter has to be loaded first
+
+Speeds, waits and turnovers are learned (``balancer.speeds``, ``balancer.fleet``); nothing has to be set. Requests that wait for
+the same replica go in the order of ``own + ageing * arrival``: shortest first, but nobody is passed for ever.
+
+Sources: minimising wait plus own prefill is Mooncake's rule (FAST 2025, algorithm 1); a price above 1, blocks of requests under
+way and shortest-first with ageing were found on traces (docs/policies.md).
+"""
 
 from collections.abc import Sequence
-from typing import Annotated
+from math import exp
+from typing import Annotated, Final, Literal
 
 import msgspec
 
-from balancer.core import NOTHING_ASKED, Asked, Candidate
+from balancer.core import DEFAULT_FEED, NOTHING_ASKED, Asked, Candidate, Feed
 from balancer.policies.base import calmest, policy
+
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 @policy("predicted_ttft")
 class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Lowest ``(wait + price * uncached / speed) / share``, in seconds; of equals the fewest requests in flight.
+    """The rule above.
 
-    ``wait + uncached / speed`` is the predicted time to the first token. ``price`` is more than 1 because those who come
-    after this request wait for its computation too: without a number, it is ``1 / (1 - utilisation)`` of the fleet, the
-    factor by which work becomes waiting in a queue, up to ``max_price``. Of what a partial or blind replica is thought to
-    hold, the share ``doubt`` is not believed. ``counts_expected``: blocks of requests that were sent somewhere and are not
-    computed yet count as held there; without it, siblings that come at once are scattered.
+    Attributes:
+        price: in place of ``1 / (1 - utilisation)``.
+        max_price: the most that utilisation makes of it.
+        eviction, eviction_seconds: what pushing out costs, and how old unused blocks are when a third of that is left.
+        request_weight: seconds for each request in flight: it takes a part of every step, and spreads requests that have
+            nothing to compute, so that a hot prefix is copied before its holder is the slowest.
+        memory_seconds, adapter_seconds: as above.
+        doubt: of what a partial or blind replica is thought to hold, the share that is not believed.
+        counts_expected: blocks of requests that were sent somewhere and are not computed yet count as held there; without it,
+            siblings that come at once are scattered.
+        ageing: seconds by which a request passes others for each second that it came before them; ``"off"`` holds none,
+            and they go as they came.
+        feed_seconds, feed_tokens: a replica that has this to do, the longer of both, is sent nothing more until it has less.
     """
 
-    price: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    price: Seconds | None = None
     max_price: Annotated[float, msgspec.Meta(ge=1)] = 10.0
+    eviction: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    eviction_seconds: Annotated[float, msgspec.Meta(gt=0)] = 300.0
+    request_weight: Seconds = 0.01
+    memory_seconds: Seconds = 0.05
+    adapter_seconds: Seconds = 0.2
     doubt: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
     counts_expected: bool = True
+    ageing: Seconds | Literal["off"] = 0.1
+    feed_seconds: Seconds = DEFAULT_FEED.seconds
+    feed_tokens: Annotated[int, msgspec.Meta(ge=0)] = DEFAULT_FEED.tokens
+
+    @property
+    def feed(self) -> Feed:
+        """What keeps a replica busy."""
+        return Feed(seconds=self.feed_seconds, tokens=self.feed_tokens)
+
+    def rank(self, seconds: float, now: float, /) -> float | None:
+        return None if self.ageing == "off" else seconds + self.ageing * now
 
     def choose(self, candidates: Sequence[Candidate], draw: float, asked: Asked = NOTHING_ASKED, /) -> Candidate:
-        return calmest(candidates, self._costs(candidates, self._price(asked)), draw)
+        return calmest(candidates, self.costs(candidates, asked), draw)
 
     def costs(self, candidates: Sequence[Candidate], asked: Asked = NOTHING_ASKED, /) -> list[float]:
-        return self._costs(candidates, self._price(asked))
+        price, weight, eviction, lifetime = (
+            self._price(asked),
+            self.request_weight,
+            self.eviction,
+            self.eviction_seconds,
+        )
+        costs = []
+        for each in candidates:
+            uncached: float = each.prompt_tokens - each.cached_tokens
+            if each.cached_tokens and not each.knowledge.is_promise:
+                uncached += self.doubt * each.cached_tokens
+            factor = price + each.passed
+            if each.turnover < _FOR_EVER:
+                factor += eviction * exp(-each.turnover / lifetime)
+            cost = each.wait + factor * uncached / each.speed + weight * each.in_flight
+            if each.usage:
+                lacking = each.prompt_tokens + each.queued_tokens - (1 - each.usage) * each.room_tokens
+                if lacking > 0:
+                    cost += self.memory_seconds * 1e-3 * lacking
+            if not each.has_adapter:
+                cost += self.adapter_seconds
+            costs.append(cost / each.share)
+        return costs
 
     def _price(self, asked: Asked) -> float:
         if self.price is not None:
@@ -37,11 +104,6 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         idle = 1 - asked.utilisation
         return min(self.max_price, 1 / idle) if idle > 0 else self.max_price
 
-    def _costs(self, candidates: Sequence[Candidate], price: float) -> list[float]:
-        costs = []
-        for each in candidates:
-            believed: float = each.cached_tokens
-            if believed and not each.knowledge.is_promise:
-                believed *= 1 - self.doubt
-            costs.append((each.wait + price * (each.prompt_tokens - believed) / each.speed) / each.share)
-        return costs
+
+_FOR_EVER: Final = 1e9
+"""Seconds."""

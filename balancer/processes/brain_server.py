@@ -223,7 +223,7 @@ class GatewayLink:
         self.hello: Hello | None = None
         self.leases: dict[int, int] = {}
         self._answers: dict[int, _Arrived] = {}
-        self._waiting: dict[int, asyncio.Task[None]] = {}
+        self._waiting: dict[int, asyncio.Future[Decision]] = {}
         self._permits: dict[int, Permit] = {}
         self.link = Link(self._receive, self._ended)
         self._does: dict[type, Callable[..., None]] = {
@@ -257,8 +257,9 @@ class GatewayLink:
     def _ended(self) -> None:
         self._server.gateways.pop(self, None)
         self._server.count_members()
-        for task in self._waiting.values():
-            task.cancel()
+        for placed in list(self._waiting.values()):
+            placed.cancel()
+        self._waiting = {}
         for lease in self.leases.values():
             self._service.release_at_once(lease, Outcome.CANCELLED)
         for permit in self._permits.values():
@@ -285,27 +286,31 @@ class GatewayLink:
             excluded=frozenset(asked.excluded),
             stages=stages,
             request_id=asked.request_id[:MAX_ID],
+            tells_start=asked.tells_start,
         )
         origin = Origin(asked.request_id, asked.path, asked.salt)
-        decision = self._service.route_at_once(request, origin)
-        if decision is not None:
-            self._routed(asked.call, decision, stages)
+        placed = self._service.place(request, origin, Claim(asked.tenant, asked.urgency, asked.deadline))
+        if isinstance(placed, Decision):
+            self._routed(asked.call, placed, stages)
             return
-        claim = Claim(asked.tenant, asked.urgency, asked.deadline)
-        self._waiting[asked.call] = asyncio.create_task(self._wait(asked.call, request, origin, claim))
+        self._waiting[asked.call] = placed
+        placed.add_done_callback(lambda done: self._has_waited(asked.call, done, stages))
 
-    async def _wait(self, call: int, request: RouteRequest, origin: Origin, claim: Claim) -> None:
-        try:
-            decision = await self._service.route(request, origin, claim)
-        except RequestError as error:
+    def _has_waited(self, call: int, placed: "asyncio.Future[Decision]", stages: Stages) -> None:
+        is_wanted = self._waiting.pop(call, None) is not None
+        if placed.cancelled():
+            return
+        error = placed.exception()
+        if error is None:
+            if is_wanted:
+                self._routed(call, placed.result(), stages)
+            else:  # it was cancelled in the moment in which its turn came
+                self._service.release_at_once(placed.result().lease, Outcome.CANCELLED)
+        elif isinstance(error, RequestError):
             self._send(protocol.refusal(call, error))
-        except Exception:
-            log.exception("a request that waited failed")
-            self._send(protocol.refusal(call, RequestError(FAILED)))
         else:
-            self._routed(call, decision, request.stages)
-        finally:
-            self._waiting.pop(call, None)
+            log.error("a request that waited failed", exc_info=error)
+            self._send(protocol.refusal(call, RequestError(FAILED)))
 
     def _routed(self, call: int, decision: Decision, stages: Stages) -> None:
         self.leases[call] = decision.lease
@@ -329,9 +334,9 @@ class GatewayLink:
         )
 
     def _cancel(self, cancel: Cancel) -> None:
-        task = self._waiting.pop(cancel.call, None)
-        if task is not None:
-            task.cancel()
+        placed = self._waiting.pop(cancel.call, None)
+        if placed is not None:
+            placed.cancel()
         self._end(cancel.call, Release(cancel.call, Outcome.CANCELLED, None, None))
 
     def _started(self, started: Started) -> None:

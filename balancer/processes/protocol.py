@@ -64,6 +64,7 @@ class Route(msgspec.Struct, frozen=True, array_like=True, tag=1):
     urgency: Urgency
     deadline: float
     chains: list[Chains]
+    tells_start: bool = True
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=2):

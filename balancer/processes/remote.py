@@ -13,7 +13,7 @@ import random
 import secrets
 import ssl
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
 from typing import Final, TypeVar
 
@@ -170,8 +170,8 @@ class RemoteBrain:
     async def spend(self, permit: Permit, tokens: int, now: float) -> None:
         await self._permits.spend(permit, tokens, now)
 
-    def route_at_once(self, request: RouteRequest, origin: Origin) -> Decision | None:
-        return None if self.is_asked else self._fall_back(self._next_call(), request)
+    def route_at_once(self, request: RouteRequest, origin: Origin, claim: Claim) -> Decision | Awaitable[Decision]:
+        return self.route(request, origin, claim) if self.is_asked else self._fall_back(self._next_call(), request)
 
     async def route(self, request: RouteRequest, origin: Origin, claim: Claim) -> Decision:
         number = self._next_call()
@@ -200,6 +200,7 @@ class RemoteBrain:
             claim.urgency,
             claim.deadline,
             chains,
+            request.tells_start,
         )
         try:
             decision = await self._call(number, asked, request)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.core import PREFILL_SPEED
 from balancer.fleet import MEMORY_SECONDS, Drain, Fleet, LiveReplica, Status
+from balancer.speeds import PREFILL_SPEED
 from indexer.index import ReplicaId
 from tests.support.routing import replica
 
@@ -142,31 +142,42 @@ def test_it_says_how_many_are_in_which_status() -> None:
 # How long it takes
 
 
-def acquire(of: Fleet, tokens: int, now: float, name: str = "a") -> int:
-    return of.acquire(live(of, name), tokens, tokens, now)
+def acquire(of: Fleet, tokens: int, now: float, name: str = "a", *, tells_start: bool = True) -> int:
+    return of.acquire(live(of, name), tokens, tokens, now, tells_start=tells_start)
 
 
 def slow(*names: str) -> Fleet:
     """Replicas that compute 100 tokens a second."""
     made = fleet(*names)
     for each in made:
-        each.speed = 100.0
+        each.fix_speed(100.0)
     return made
 
 
 def test_the_wait_is_what_was_sent_less_the_time_that_has_passed() -> None:
     owner = slow("a")
     assert live(owner).wait(5.0) == 0
-    acquire(owner, 200, 5.0)
-    acquire(owner, 100, 5.5)
+    acquire(owner, 200, 5.0, tells_start=False)
+    acquire(owner, 100, 5.5, tells_start=False)
     assert live(owner).wait(5.5) == pytest.approx(2.5)
     assert live(owner).wait(7.0) == pytest.approx(1.0)
     assert live(owner).wait(60.0) == 0
 
 
+def test_what_has_not_told_its_first_output_is_awaited_however_long_it_takes() -> None:
+    owner = slow("a")
+    first = acquire(owner, 200, 5.0)
+    acquire(owner, 100, 5.5)
+    assert live(owner).wait(6.0) == pytest.approx(2.0)
+    assert live(owner).wait(7.0) == pytest.approx(1.0)
+    assert live(owner).wait(9.0) == pytest.approx(2.0 + 1.0), "as long again, and the other"
+    owner.started(first, 9.0)
+    assert live(owner).wait(9.0) == pytest.approx(1.0)
+
+
 def test_time_in_which_there_was_nothing_to_do_is_not_saved_up() -> None:
     owner = slow("a")
-    acquire(owner, 100, 0.0)
+    owner.started(acquire(owner, 100, 0.0), 1.0)
     acquire(owner, 100, 50.0)
     assert live(owner).wait(50.0) == pytest.approx(1.0)
 
@@ -207,7 +218,7 @@ def test_the_time_spent_on_the_first_one_is_lost_with_it() -> None:
 def test_nobody_waits_where_nothing_is_left_whatever_the_speed_was() -> None:
     owner = slow("a")
     lease = acquire(owner, 1000, 0.0)
-    live(owner).speed = 10_000.0
+    live(owner).fix_speed(10_000.0)
     owner.release(lease, 0.0)
     assert live(owner).wait(0.0) == 0
 

@@ -123,7 +123,7 @@ def test_how_busy_the_fleet_is_is_told() -> None:
         owner = router(policy)
         live = owner.fleet.get(A)
         assert live is not None
-        live.speed = 1.0
+        live.fix_speed(1.0)
         for wanted in (request(PROMPT), request(PROMPT), request(size_hint=5)):
             route(owner, wanted)
         assert [each.utilisation for each in policy.asked] == pytest.approx([0, 41 / 120, 42 / 120])
@@ -160,7 +160,7 @@ def test_an_explanation_weighs_as_the_choice_did() -> None:
     for name in "ab":
         live = owner.fleet.get(ReplicaId(name))
         assert live is not None
-        live.speed = 10.0
+        live.fix_speed(10.0)
         lease = owner.fleet.acquire(live, 900, 900, 0.0)
         owner.fleet.started(lease, 0.0)
     live = owner.fleet.get(A)
@@ -169,4 +169,5 @@ def test_an_explanation_weighs_as_the_choice_did() -> None:
     decision = route(owner, request(PROMPT))
     assert decision.replica.id == A, "with a price of ten"
     told = explain(decision, owner.policy, request_id="", time=0.0, path="/", model="m", views=owner.caches.views(0.0))
-    assert told.why.startswith("it has the lowest cost, 11; next is b with 41")
+    assert told.why.startswith("it has the lowest cost, 11.11"), "its wait, its price, and what it pushes out"
+    assert "next is b with 44.76" in told.why

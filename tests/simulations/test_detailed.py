@@ -28,7 +28,7 @@ from simulations.traces.trace import NO_PAUSE, Trace, TraceBuilder
 
 SIZE = 4
 RATES = LatencyModel.from_rates(prefill_tokens_per_second=1000, decode_seconds_per_token=0.01)
-FLEET = DetailedFleet(replicas=3, blocks=200, block_size=SIZE, latency=RATES)
+FLEET = DetailedFleet(replicas=3, blocks=200, block_size=SIZE, latency=RATES, knows_speeds=True)
 
 
 def trace_of(*requests: tuple[float, int, int, list[int]]) -> Trace:
@@ -101,6 +101,19 @@ def test_a_turn_finds_what_the_one_before_it_left_and_computes_its_last_token() 
 def test_a_slow_replica_takes_longer() -> None:
     run = played(trace_of((0.0, 100, 1, list(range(25)))), changed(replicas=1, speeds=(0.5,)))
     assert run.ttfts[0] == pytest.approx(0.2)
+
+
+def test_slow_replicas_are_found_out() -> None:
+    dice = Random(1)
+    prompts = [(at * 0.4, dice.randrange(40, 800), dice.randrange(1, 20)) for at in range(400)]
+    trace = trace_of(*[(when, tokens, answer, []) for when, tokens, answer in prompts])
+    run = played(trace, changed(speeds=(1.0, 1.0, 0.25), knows_speeds=False, blocks=1000))
+    work = Counter[int]()
+    for replica, tokens in list(zip(run.chosen, run.inputs, strict=True))[100:]:
+        work[replica] += tokens
+    assert work[2] < 0.4 * min(work[0], work[1])
+    known = played(trace, changed(speeds=(1.0, 1.0, 0.25), blocks=1000))
+    assert summarise(run).ttft_mean < 1.25 * summarise(known).ttft_mean
 
 
 def test_slow_replicas_get_less() -> None:
@@ -269,9 +282,9 @@ def test_siblings_that_come_at_once_stay_together_where_expected_blocks_count() 
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_a_restart_loses_only_what_was_under_way(async_scheduling: bool) -> None:
     trace = talks(60, gap=0.2)
-    calm = played(trace, changed(async_scheduling=async_scheduling))
+    calm = played(trace, changed(async_scheduling=async_scheduling, blocks=400))
     is_whole(calm)
-    run = played(trace, changed(async_scheduling=async_scheduling, restarts=(Restart(0.6, 1, 0.3),)))
+    run = played(trace, changed(async_scheduling=async_scheduling, blocks=400, restarts=(Restart(0.6, 1, 0.3),)))
     assert summarise(run).refused == 0
     lost = [at for at, hit in enumerate(run.chosen) if run.arrivals[at] + run.latencies[at] == pytest.approx(0.6)]
     assert lost

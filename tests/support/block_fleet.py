@@ -48,7 +48,7 @@ def play_blocks(trace: Trace, fleet: SimpleFleet, policy: Policy, name: str, ses
         router.caches.apply(each, [proof(recipe), AllBlocksCleared()])
         live = router.fleet.get(each)
         assert live is not None
-        live.speed = fleet.prefill_tps
+        live.fix_speed(fleet.prefill_tps)
     speed = fleet.replicas * fleet.prefill_tps
     scale = trace.input_tokens / (speed * fleet.load * trace.seconds) if fleet.load and trace.seconds else 1.0
     keys = [
@@ -58,6 +58,8 @@ def play_blocks(trace: Trace, fleet: SimpleFleet, policy: Policy, name: str, ses
     queues: list[deque[int]] = [deque() for _ in names]
     busy, answers = [False] * len(names), [0] * len(names)
     leases: dict[int, int] = {}
+    of: dict[int, int] = {}
+    dues = [-1.0] * len(names)
     events: list[tuple[float, int, str, tuple[Any, ...]]] = []
     order = iter(range(10**9))
 
@@ -107,7 +109,23 @@ def play_blocks(trace: Trace, fleet: SimpleFleet, policy: Policy, name: str, ses
         answers[at] += 1
         seconds = trace.outputs[request] * fleet.decode_seconds * (1 + fleet.decode_slowdown * answers[at])
         push(now + seconds, "ended", at, request, needed - len(new))
+        dispatch(now, at)
+
+    def dispatch(now: float, at: int) -> None:
+        live = router.fleet.get(names[at])
+        assert live is not None
+        for lease in router.fleet.dispatch(live, now):
+            queues[at].append(of[lease])
         begin(now, at)
+        look_later(at)
+
+    def look_later(at: int) -> None:
+        live = router.fleet.get(names[at])
+        assert live is not None
+        due = router.fleet.due(live)
+        if due is not None and due != dues[at]:
+            dues[at] = due
+            push(due, "dispatch", at)
 
     def ended(now: float, at: int, request: int, others: int) -> None:
         cache = caches[at]
@@ -129,14 +147,21 @@ def play_blocks(trace: Trace, fleet: SimpleFleet, policy: Policy, name: str, ses
             (trace.inputs[request],),
             session=0 if session == NO_SESSION else session + 1,
         )
+        for each, cache in zip(names, caches, strict=True):
+            live = router.fleet.get(each)
+            assert live is not None
+            live.usage, live.usage_at = 1 - (cache.empty + len(cache.idle)) / fleet.blocks, now
         decision = router.route(wanted, now, dice.random())
         leases[request] = decision.lease
+        of[decision.lease] = request
         at = names.index(decision.replica.id)
         played[request] = (at, 0, now)
-        queues[at].append(request)
-        begin(now, at)
+        if not router.is_held(decision.lease):
+            queues[at].append(request)
+            begin(now, at)
+        look_later(at)
 
-    happens: dict[str, Callable[..., None]] = {"computed": computed, "ended": ended}
+    happens: dict[str, Callable[..., None]] = {"computed": computed, "ended": ended, "dispatch": dispatch}
     for request, arrival in enumerate(trace.arrivals):
         now = arrival * scale
         while events and events[0][0] <= now:

@@ -170,7 +170,11 @@ def test_the_status_page_tells_all_that_is_known() -> None:
             assert text.startswith('{\n  "kvlb": ')
             assert page["uptime_seconds"] == round(page["uptime_seconds"], 3)
             assert page["snapshot"]["taken_over_from"] is None
-            assert (page["policy"], page["open_leases"], page["endpoints"]) == ("cache_aware", 0, {replica.url: "ok"})
+            assert (page["policy"], page["open_leases"], page["endpoints"]) == (
+                "predicted_ttft",
+                0,
+                {replica.url: "ok"},
+            )
             (told,) = page["replicas"]
             assert (told["status"], told["models"], told["in_flight"], told["events"]) == ("ready", ["m"], 0, None)
             assert told["knowledge"]["state"] == "blind"

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.core import PREFILL_SPEED, Asked, Knowledge
+from balancer.core import Asked, Knowledge
 from balancer.policies.predicted_ttft import PredictedTtft
+from balancer.speeds import PREFILL_SPEED
 from tests.support.routing import candidate
 
 ONCE = PredictedTtft(price=1.0)

@@ -1,0 +1,109 @@
+"""Requests that have a replica and are held until it has less to do, with the loop, its clock and those who wait attached.
+
+Knows futures and when to look again. Decides nothing itself: the order, and what is enough to do, are the policy's and the
+fleet's (``balancer.fleet``). Between calls: whoever is held waits for its own replica; one whose replica can take nothing any
+more has been given another one; a lease that nobody waits for any more has been given back.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from balancer.core import Decision, RouteRequest
+from balancer.errors import RequestError
+from balancer.router import Router
+
+
+class _Held(msgspec.Struct):
+    request: RouteRequest
+    decision: Decision
+    sent: Callable[[Decision], Decision]
+    future: "asyncio.Future[Decision]"
+    since: float
+
+
+class Turns:
+    """All requests that are held. ``decide`` chooses a replica and leases it, ``give_back`` releases what nobody took."""
+
+    def __init__(
+        self, router: Router, decide: Callable[[RouteRequest], Decision], give_back: Callable[[int], None]
+    ) -> None:
+        self.on_end: Callable[[float], None] = lambda seconds: None
+        """Told how many seconds one was held, whatever came of it."""
+        self._router = router
+        self._decide = decide
+        self._give_back = give_back
+        self._held: dict[int, _Held] = {}  # by lease
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __repr__(self) -> str:
+        return f"<Turns {len(self)} held>"
+
+    def hold(
+        self, request: RouteRequest, decision: Decision, sent: Callable[[Decision], Decision]
+    ) -> "asyncio.Future[Decision]":
+        """What ``sent`` makes of the decision once its request is to be sent; it may be for another replica then.
+
+        Cancelling the future gives the lease back.
+        """
+        future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+        held = _Held(request, decision, sent, future, time.monotonic())
+        self._held[decision.lease] = held
+        future.add_done_callback(lambda _: self._done(held))
+        self._look_later()
+        return future
+
+    def look(self) -> None:
+        """Let go all whose turn it is. Call it whenever a replica may have less to do, or can take nothing any more."""
+        if not self._held:
+            return
+        for lease in self._router.stranded():
+            self._move(self._held[lease])
+        for lease in self._router.dispatch(time.monotonic()):
+            self._let_go(self._held.pop(lease))
+        self._look_later()
+
+    def _move(self, held: _Held) -> None:
+        """Its replica can take nothing any more."""
+        del self._held[held.decision.lease]
+        self._give_back(held.decision.lease)
+        if held.future.done():
+            return
+        try:
+            held.decision = self._decide(held.request)
+        except RequestError as error:
+            held.future.set_exception(error)
+            return
+        if self._router.is_held(held.decision.lease):
+            self._held[held.decision.lease] = held
+        else:
+            self._let_go(held)
+
+    def _let_go(self, held: _Held) -> None:
+        if held.future.done():  # it has gone, and has had no turn to say so
+            self._give_back(held.decision.lease)
+        else:
+            held.future.set_result(held.sent(held.decision))
+
+    def _done(self, held: _Held) -> None:
+        self.on_end(time.monotonic() - held.since)
+        if held.future.cancelled() and self._held.pop(held.decision.lease, None) is not None:
+            self._give_back(held.decision.lease)
+
+    def _look_later(self) -> None:
+        """When the next one's turn comes by time alone."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = self._router.due() if self._held else None
+        if due is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.001, due - time.monotonic()), self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self.look()
