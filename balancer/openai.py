@@ -6,14 +6,17 @@ refuse, in its own words; only a body whose model cannot be read is refused here
 with nothing else: what is not small where it should be is not taken apart, and a huge prompt is routed by load.
 """
 
+import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from balancer import forms, wishes
+from balancer.conversations import MAX_NAME
 from balancer.core import Truth
 from balancer.errors import BadRequest, RequestError
 from balancer.json_bodies import find_list
@@ -36,6 +39,7 @@ _LARGE: Final = "(large)"
 """Stands for a value that no number or flag is: true, neither null nor one."""
 
 _NULL: Final = wishes.NULL
+_NO_CONVERSATION: Final[Mapping[str, str]] = MappingProxyType({})
 _ONE: Final = msgspec.Raw(b"1")
 _TRUE: Final = msgspec.Raw(b"true")
 
@@ -89,8 +93,9 @@ class Inbound(msgspec.Struct, frozen=True):
 
     ``token_ids`` has the prompts that came as token ids, ``media`` what lies among them besides text; empty when they came as
     text (``has_text``: someone has to tokenise) or are of no use for routing. ``is_comparable`` says whether the answer's
-    ``cached_tokens`` is that of one single prompt and sample. ``wishes`` are what it asks for beyond an answer, ``is_streamed``
-    whether that comes piece by piece.
+    ``cached_tokens`` is that of one single prompt and sample. ``wishes`` are what it asks for beyond an answer,
+    ``is_streamed`` whether that comes piece by piece; ``conversation`` has the fields that name the conversation that it
+    belongs to.
     """
 
     kind: Kind
@@ -103,6 +108,7 @@ class Inbound(msgspec.Struct, frozen=True):
     media: Media = NO_MEDIA
     wishes: Wishes = NO_WISHES
     is_streamed: bool = False
+    conversation: Mapping[str, str] = _NO_CONVERSATION
 
 
 ReadIds: TypeAlias = Callable[[bytes, int, int], Sequence[int] | None]
@@ -147,6 +153,8 @@ class _Body(msgspec.Struct):
     ec_transfer_params: msgspec.Raw = _NULL
     priority: msgspec.Raw = _NULL
     stream: msgspec.Raw = _NULL
+    session_id: msgspec.Raw = _NULL
+    prompt_cache_key: msgspec.Raw = _NULL
 
 
 _body = msgspec.json.Decoder(_Body)
@@ -203,12 +211,12 @@ def _read_long(kind: Kind, body: bytes, read_ids: ReadIds) -> Inbound | None:
 def _read(kind: Kind, fields: _Body, long: Sequence[int] = ()) -> Inbound:
     model = _model(fields.model)
     if kind is Kind.CHAT and _is_plain(fields):
-        return Inbound(kind, model, (), has_text=True, is_streamed=fields.stream == _TRUE)
+        return Inbound(kind, model, (), has_text=True, conversation=_conversation(fields), is_streamed=fields.stream == _TRUE)
     sampling = _sampling_params(fields)
     asked = wishes.of_body(fields, sampling.extra_args)
     salt = msgspec.json.decode(fields.cache_salt) if _is_string(fields.cache_salt) else None
     if kind is Kind.OPAQUE:
-        return Inbound(kind, model, salt=salt or None, wishes=asked, is_streamed=fields.stream == _TRUE)
+        return Inbound(kind, model, salt=salt or None, wishes=asked, conversation=_conversation(fields), is_streamed=fields.stream == _TRUE)
     ids = _prompts(kind, fields, long)
     is_one_sample = _is_one(fields.n) and _is_one(sampling.n) and not _plain(fields.use_beam_search)
     return Inbound(
@@ -222,7 +230,22 @@ def _read(kind: Kind, fields: _Body, long: Sequence[int] = ()) -> Inbound:
         media=read_features(fields.features) if ids and kind is Kind.GENERATE else NO_MEDIA,
         wishes=asked,
         is_streamed=fields.stream == _TRUE,
+        conversation=_conversation(fields),
     )
+
+
+def _conversation(fields: _Body) -> Mapping[str, str]:
+    """What names the conversation: texts alone, and none that is long."""
+    if fields.session_id is fields.prompt_cache_key is _NULL:
+        return _NO_CONVERSATION
+    told = {}
+    for name, raw in (("session_id", fields.session_id), ("prompt_cache_key", fields.prompt_cache_key)):
+        if _is_string(raw) and len(raw) <= MAX_NAME:
+            with contextlib.suppress(
+                msgspec.MsgspecError, UnicodeDecodeError
+            ):  # what is no text is the engine's to refuse
+                told[name] = _text.decode(raw)
+    return told
 
 
 def _is_plain(fields: _Body) -> bool:

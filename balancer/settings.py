@@ -16,9 +16,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from balancer import admission, ejection, limits, retries, security, slow_start, timeouts
+from balancer import admission, conversations, ejection, limits, retries, security, slow_start, timeouts
 from balancer.addresses import place
 from balancer.admission import AdmissionSettings
+from balancer.conversations import SessionSettings
 from balancer.ejection import EjectionSettings
 from balancer.errors import ConfigError
 from balancer.limits import LimitSettings
@@ -197,6 +198,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     discovery: DiscoverySettings = DiscoverySettings()
     server: ServerSettings = ServerSettings()
     policy: PolicySettings = PolicySettings()
+    sessions: SessionSettings = SessionSettings()
     tokenizer: TokenizerSettings = TokenizerSettings()
     upstream: UpstreamSettings = UpstreamSettings()
     health: HealthSettings = HealthSettings()
@@ -393,6 +395,7 @@ def _check(settings: Settings) -> None:
             f"server.processes: {settings.server.processes} cannot be used; give 1 to {MAX_PROCESSES}, at most one a core"
         )
     admission.check(settings.admission)
+    conversations.check(settings.sessions)
     limits.check(settings.limits)
     for path, value in _positive(settings):
         if not 0 < value < math.inf:

@@ -11,12 +11,13 @@ import msgspec
 from aiohttp import web
 
 from balancer import openai
+from balancer.conversations import Conversations
 from balancer.errors import BadRequest
 from balancer.explain import explain, not_asked, tiers
 from balancer.gateway.access import Access
 from balancer.gateway.body import read
 from balancer.gateway.queries import limit
-from balancer.gateway.reading import read_request
+from balancer.gateway.reading import Parsed, read_request
 from balancer.service import RouterService
 from balancer.survey import survey
 
@@ -47,6 +48,7 @@ class _Debug:
     def __init__(self, service: RouterService, access: Access) -> None:
         self._service = service
         self._access = access
+        self._conversations = Conversations(service.settings.sessions)
 
     async def decisions(self, request: web.Request) -> web.Response:
         """The last decisions, the newest first; of one request (``request_id``), or so many (``limit``)."""
@@ -66,7 +68,15 @@ class _Debug:
         body = await read(request, service.settings.server.max_body_bytes)
         visit = self._access.visit(request.raw_headers)
         content_type = request.headers.get("Content-Type", "")
-        wanted = (await read_request(service, self._access, visit, path, content_type, body)).request
+        named = {name.lower(): value for name, value in request.raw_headers}
+
+        def conversation_of(parsed: Parsed) -> int:
+            return self._conversations.number(named, parsed.inbound.conversation, visit.caller.tenant)
+
+        asked = await read_request(
+            service, self._access, visit, path, content_type, body, conversation_of=conversation_of
+        )
+        wanted = asked.request
         _check_prompt(path, body)
         decision = service.consider(wanted)
         router, now = service.router, time.monotonic()

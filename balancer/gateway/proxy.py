@@ -10,6 +10,7 @@ from balancer import openai
 from balancer.admission import Claim, Urgency
 from balancer.brain import Brain
 from balancer.core import Decision
+from balancer.conversations import Conversations
 from balancer.decisions import Origin
 from balancer.errors import Contended, NoReplica, RequestError, Saturated
 from balancer.gateway import headers
@@ -40,6 +41,7 @@ class Proxy:
         settings = service.settings
         self._means = Means(service, counts, client, observer, self._loop, settings.server.expose_decisions)
         self._timeouts = {path: settings.timeouts.of(path) for path in openai.PATHS}
+        self._conversations = Conversations(settings.sessions)
         self._max_wait = settings.admission.max_wait_seconds
         self._max_body_bytes = settings.server.max_body_bytes
 
@@ -63,7 +65,8 @@ class Proxy:
             prompts = parsed.prompts
             if parsed.is_text:
                 prompts = await tokenise(service, visit, path, parsed, record.stages)
-            asked = conclude(service, parsed, prompts, request_id, record.stages)
+            session = self._conversations.number(named, parsed.inbound.conversation, caller.tenant)
+            asked = conclude(service, parsed, prompts, request_id, record.stages, session)
             record.model = asked.request.model
             if permit is not NO_PERMIT:
                 await service.spend(permit, sum(asked.request.prompt_lengths), self._loop.time())

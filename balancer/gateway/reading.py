@@ -4,7 +4,7 @@ Knows the order of things: parse, name the model, tokenise, hash. Never knows wh
 requests that are sent and questions about requests that are not.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import aiohttp
@@ -58,8 +58,11 @@ async def read_request(
     body: bytes,
     request_id: str = "",
     stages: Stages = UNTIMED,
+    conversation_of: Callable[[Parsed], int] = lambda parsed: 0,
 ) -> Asked:
     """What a body for ``path`` (one of ``openai.PATHS``) asks of the router; ``stages`` is told what has been done.
+
+    ``conversation_of`` numbers the conversation that it belongs to.
 
     Raises:
         BadRequest, Forbidden, UnknownModel, NoReplica: as ``parse``.
@@ -67,7 +70,7 @@ async def read_request(
     """
     parsed = parse(service, access, visit, path, content_type, body, stages)
     prompts = await tokenise(service, visit, path, parsed, stages) if parsed.is_text else parsed.prompts
-    return conclude(service, parsed, prompts, request_id, stages)
+    return conclude(service, parsed, prompts, request_id, stages, conversation_of(parsed))
 
 
 def parse(
@@ -105,8 +108,10 @@ async def tokenise(service: Brain, visit: Visit, path: str, parsed: Parsed, stag
     return prompts
 
 
-def conclude(service: Brain, parsed: Parsed, prompts: Prompts, request_id: str, stages: Stages) -> Asked:
-    """The last step.
+def conclude(
+    service: Brain, parsed: Parsed, prompts: Prompts, request_id: str, stages: Stages, session: int = 0
+) -> Asked:
+    """The last step; ``session`` is the number of its conversation.
 
     Raises:
         PromptTooLong: the tokens are more than the settings allow.
@@ -128,6 +133,7 @@ def conclude(service: Brain, parsed: Parsed, prompts: Prompts, request_id: str, 
         stages=stages,
         rendered_at=prompts[0].rendered_at if prompts else None,
         tells_start=inbound.is_streamed,
+        session=session,
     )
     return Asked(request, admitted.salt, admitted.body, admitted.priority or 0)
 

@@ -287,6 +287,7 @@ class GatewayLink:
             stages=stages,
             request_id=asked.request_id[:MAX_ID],
             tells_start=asked.tells_start,
+            session=asked.session,
         )
         origin = Origin(asked.request_id, asked.path, asked.salt)
         placed = self._service.place(request, origin, Claim(asked.tenant, asked.urgency, asked.deadline))

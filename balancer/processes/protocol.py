@@ -65,6 +65,7 @@ class Route(msgspec.Struct, frozen=True, array_like=True, tag=1):
     deadline: float
     chains: list[Chains]
     tells_start: bool = True
+    session: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=2):

@@ -201,6 +201,7 @@ class RemoteBrain:
             claim.deadline,
             chains,
             request.tells_start,
+            request.session,
         )
         try:
             decision = await self._call(number, asked, request)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer import forms, openai
+from balancer.conversations import MAX_NAME
 from balancer.core import Truth
 from balancer.errors import BadRequest, UnknownModel
 from balancer.media import NO_MEDIA, UNKNOWN_MEDIA, Media
@@ -161,6 +162,24 @@ def test_several_samples_cannot_be_compared(fields: dict[str, Any], is_comparabl
 
 def test_the_last_of_two_equal_fields_counts_as_it_does_in_vllm() -> None:
     assert read(COMPLETIONS, "application/json", b'{"model": "a", "model": "b", "prompt": [1]}').model == "b"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_names_a_conversation_is_read_on_every_path(path: str) -> None:
+    assert of(path, session_id="one").conversation == {"session_id": "one"}
+    assert of(path, prompt_cache_key="two", session_id="").conversation == {"session_id": "", "prompt_cache_key": "two"}
+    assert of(path).conversation == {}
+
+
+@pytest.mark.parametrize("name", [b"null", b"7", b'["a"]', b'{"a":1}', b'"\xff"', b'"%b"' % (b"x" * MAX_NAME)])
+def test_what_is_no_short_text_names_no_conversation_and_is_no_error(name: bytes) -> None:
+    body = b'{"model":"m","messages":[],"session_id":%b,"prompt_cache_key":"k"}' % name
+    assert read(CHAT, "application/json", body).conversation == {"prompt_cache_key": "k"}
+
+
+def test_a_long_prompt_does_not_hide_its_conversation() -> None:
+    body = b'{"prompt":%b,"session_id":"s"}' % json.dumps([7] * 4_000).encode()
+    assert long(COMPLETIONS, body).conversation == {"session_id": "s"}
 
 
 def test_a_model_may_be_left_out() -> None:
