@@ -211,6 +211,22 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 NOTHING_ASKED = Asked()
 
 
+class Paper(msgspec.Struct, frozen=True):
+    """What a policy would have chosen that decides on paper alone (``balancer.shadow``).
+
+    Tokens are counted as those of a ``Decision``; ``wait`` and ``acting_wait`` are the seconds until its replica, and the one
+    that was chosen, begin on the request. With a ``failure`` there is no choice, and ``replica`` is empty.
+    """
+
+    policy: str
+    replica: ReplicaId
+    cached_tokens: int
+    uncached_tokens: int
+    wait: float
+    acting_wait: float
+    failure: str = ""
+
+
 class Decision(msgspec.Struct, frozen=True):
     """Where a request goes. It is a lease: ``Router.release`` must be told its number exactly once.
 
@@ -218,7 +234,7 @@ class Decision(msgspec.Struct, frozen=True):
     be held against the engine's own figure as a promise: it is comparable, and the replica's cache is known. It
     ``is_comparable`` when the tokens are known and there is one prompt (for several, vLLM 0.32 reports the figure of one of
     them). ``held_tokens`` of the ``cached_tokens`` were named by events when it was made; the rest was expected. ``asked`` and
-    ``candidates`` are what the policy saw.
+    ``candidates`` are what the policy saw, ``shadow`` is what another one would have chosen, where one is asked.
     """
 
     lease: int
@@ -234,6 +250,7 @@ class Decision(msgspec.Struct, frozen=True):
     held_tokens: int = 0
     request_id: str = ""
     asked: Asked = NOTHING_ASKED
+    shadow: Paper | None = None
 
 
 class Outcome(StrEnum):

@@ -5,19 +5,19 @@ Knows what a line says. Never knows how it is written (``balancer.line_file``).
 
 import msgspec
 
+from balancer.arms import Arms
 from balancer.decisions import Entry
 from balancer.line_file import LineFile
-from balancer.policies.base import Policy
 from balancer.settings import LogSettings
 
 
-def open_decision_file(settings: LogSettings, policy: Policy) -> LineFile[Entry] | None:
-    """Where ended decisions are written, as ``policy`` explains them; None where nobody wants them."""
+def open_decision_file(settings: LogSettings, arms: Arms) -> LineFile[Entry] | None:
+    """Where ended decisions are written, as the policy that made each explains it; None where nobody wants them."""
     if settings.decisions is None:
         return None
     return LineFile(
         "log.decisions",
         settings.decisions,
         settings.decisions_max_bytes,
-        lambda entry: msgspec.json.encode(entry.explained(policy)),
+        lambda entry: msgspec.json.encode(entry.explained(arms.named(entry.decision.policy))),
     )

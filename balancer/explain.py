@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from balancer.core import Candidate, Decision, Knowledge, Outcome, RouteRequest, Truth
+from balancer.core import Candidate, Decision, Knowledge, Outcome, Paper, RouteRequest, Truth
 from balancer.fleet import LiveReplica, Status
 from balancer.knowledge import View
 from balancer.matching import usable_blocks
@@ -63,6 +63,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     ``knows_tokens`` and ``is_predicted`` are those of ``core.Decision``. ``outcome`` and ``truth`` are None until the request
     has ended, or when it was never sent; then ``request_id`` is empty, and ``not_asked`` has those that were no candidates.
+    ``shadow`` is what another policy would have chosen, where one decides on paper.
     """
 
     request_id: str
@@ -78,6 +79,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     candidates: list[Seen]
     not_asked: list[NotAsked] = []
+    shadow: Paper | msgspec.UnsetType = msgspec.UNSET
     outcome: Outcome | None = None
     truth: Truth | None = None
 
@@ -155,6 +157,7 @@ def explain(
         why=why(decision, costs),
         candidates=seen(decision.candidates, costs, views, tiers),
         not_asked=list(not_asked),
+        shadow=msgspec.UNSET if decision.shadow is None else decision.shadow,
     )
 
 

@@ -77,11 +77,11 @@ class Matcher:
         return 0 if recipe is None else leaning.beginning(self.chains(request, replica), recipe.block_size)
 
     def match(
-        self, request: RouteRequest, replicas: Sequence[Replica], *, expecting: bool = True
+        self, request: RouteRequest, replicas: Sequence[Replica], *, expecting: bool = True, touches: bool = True
     ) -> dict[ReplicaId, int]:
         """Tokens of the request that each replica holds or is expected to hold, summed over its prompts.
 
-        What is expected does not count unless ``expecting``.
+        What is expected does not count unless ``expecting``. What is found is used by that, unless it ``touches`` nothing.
         """
         also = self._predicted.holders if expecting else _NOTHING
         found: dict[ReplicaId, int] = {}
@@ -95,19 +95,27 @@ class Matcher:
         for (recipe, adapter, rule), alike in kinds.items():
             for chain, length in zip(request.hashes.chains(recipe, adapter), request.prompt_lengths, strict=False):
                 if rule is None:
-                    hits = self._plain(chain, length, recipe.block_size, alike, also)
+                    hits = self._plain(chain, length, recipe.block_size, alike, also, touches)
                 else:
-                    hits = self._hybrid(chain, length, rule, alike, also)
+                    hits = self._hybrid(chain, length, rule, alike, also, touches)
                 for holder, tokens in hits:
                     found[holder] = found.get(holder, 0) + tokens
         return found
 
     def _hybrid(
-        self, chain: Keys, length: int, rule: HitRule, replicas: Sequence[Replica], also: Mapping[int, int]
+        self,
+        chain: Keys,
+        length: int,
+        rule: HitRule,
+        replicas: Sequence[Replica],
+        also: Mapping[int, int],
+        touches: bool,
     ) -> list[tuple[ReplicaId, int]]:
         gpu = self._index.gpu
         bits = {gpu.bit(replica.id): replica.id for replica in replicas}
         hits = matches(rule, gpu, chain, length, list(bits), also)
+        if not touches:
+            return [(bits[bit], tokens) for bit, tokens in hits]
         longest = max((tokens for _, tokens in hits), default=0)
         keys = chain.keys(longest // rule.hash_size)
         for groups, places in rule.kept(longest + 1):
@@ -116,14 +124,21 @@ class Matcher:
         return [(bits[bit], tokens) for bit, tokens in hits]
 
     def _plain(
-        self, chain: Keys, length: int, block_size: int, replicas: Sequence[Replica], also: Mapping[int, int]
+        self,
+        chain: Keys,
+        length: int,
+        block_size: int,
+        replicas: Sequence[Replica],
+        also: Mapping[int, int],
+        touches: bool,
     ) -> list[tuple[ReplicaId, int]]:
         gpu = self._index.gpu
         bits = {gpu.bit(replica.id): replica for replica in replicas}
         limit = usable_blocks(length, block_size)
         depths = gpu.depths(chain, limit, sum(bits), also=also)
-        deepest = max((blocks for _, blocks in depths), default=0)
-        self._index.touch(0, chain.keys(deepest)[:deepest])
+        if touches:
+            deepest = max((blocks for _, blocks in depths), default=0)
+            self._index.touch(0, chain.keys(deepest)[:deepest])
         return [
             (replica.id, (blocks - replica.has_eagle) * block_size)
             for held, blocks in depths

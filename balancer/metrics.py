@@ -11,6 +11,7 @@ from itertools import accumulate
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from balancer import shadow_metrics
 from balancer.admission import Urgency
 from balancer.audit import ERROR_BOUNDS
 from balancer.fleet import Status
@@ -71,6 +72,7 @@ class _RouterCollector(IndexCollector):
         yield from self._replicas()
         yield from self._failures()
         yield from self._admission()
+        yield from shadow_metrics.collect(self._service.router.shadow)
         yield from super().collect()
         yield from self._audit()
         yield from self._tokenizer()

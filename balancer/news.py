@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
+from balancer.core import Paper
 from balancer.knowledge import Knowledge, View
 from indexer.index import ReplicaId
 from indexer.stream import Forget, Lost, Step
@@ -23,6 +24,7 @@ class News:
     def __init__(self) -> None:
         self._told: dict[ReplicaId, Knowledge] = {}
         self._ejected: dict[ReplicaId, str] = {}
+        self._shadow = ""
 
     def step(self, replica: ReplicaId, step: Step) -> None:
         """A step of the replica's event stream."""
@@ -49,6 +51,12 @@ class News:
             if self._ejected.get(replica) != reason:
                 log.warning("%s: is left out while others can serve: %s", replica, reason)
         self._ejected = dict(ejected)
+
+    def shadow(self, paper: Paper) -> None:
+        """A policy on paper has failed: no request has, and it may fail for every one."""
+        if paper.failure != self._shadow:
+            self._shadow = paper.failure
+            log.warning("policy.shadow: %s cannot choose: %s", paper.policy, paper.failure)
 
     def forget(self, replica: ReplicaId) -> None:
         """The replica is gone; should it come back, all is news again."""

@@ -241,9 +241,7 @@ def _conversation(fields: _Body) -> Mapping[str, str]:
     told = {}
     for name, raw in (("session_id", fields.session_id), ("prompt_cache_key", fields.prompt_cache_key)):
         if _is_string(raw) and len(raw) <= MAX_NAME:
-            with contextlib.suppress(
-                msgspec.MsgspecError, UnicodeDecodeError
-            ):  # what is no text is the engine's to refuse
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):  # the engine refuses it
                 told[name] = _text.decode(raw)
     return told
 

@@ -50,43 +50,44 @@ class Registry(Generic[T]):
         self._load_all()
         return sorted(self._classes)
 
-    def make(self, name: str, settings: dict[str, Any]) -> T:
+    def make(self, name: str, settings: dict[str, Any], at: str | None = None) -> T:
         """The one called ``name`` with these settings; ``package.module:Class`` names one that is not registered.
+
+        ``at`` is the section that they stand in, if it is not called as its kind is.
 
         Raises:
             ConfigError: there is none, or a setting is not one of its fields or not of its type.
         """
-        cls: Any = self._find(name)
+        at = at or self.kind
+        cls: Any = self._find(name, at)
         if not (isinstance(cls, type) and issubclass(cls, msgspec.Struct) and hasattr(cls, self._method)):
             raise ConfigError(
-                f"{self.kind}.name: {name!r} is no {self.kind}; it must be a msgspec.Struct with a method {self._method}"
+                f"{at}.name: {name!r} is no {self.kind}; it must be a msgspec.Struct with a method {self._method}"
             )
         known = cls.__struct_fields__
         for unknown in settings.keys() - set(known):
             near = difflib.get_close_matches(unknown, known, 1)
             remedy = f"did you mean {near[0]}?" if near else f"its settings are: {', '.join(known) or 'none'}"
-            raise ConfigError(f"{self.kind}.{unknown}: {name} has no such setting; {remedy}")
+            raise ConfigError(f"{at}.{unknown}: {name} has no such setting; {remedy}")
         try:
             made: Any = msgspec.convert(settings, cls)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"{self.kind}.{name}: {error}; its settings are: {', '.join(known) or 'none'}") from error
+            raise ConfigError(f"{at}.{name}: {error}; its settings are: {', '.join(known) or 'none'}") from error
         return cast(T, made)
 
-    def _find(self, name: str) -> object:
+    def _find(self, name: str, at: str) -> object:
         if ":" in name:
             module, _, attribute = name.partition(":")
             try:
                 found: object = getattr(importlib.import_module(module), attribute)
             except Exception as error:  # whatever a module of somebody else does when it is imported
                 raise ConfigError(
-                    f"{self.kind}.name: cannot load {name!r}: {error}; give package.module:Class, importable from here"
+                    f"{at}.name: cannot load {name!r}: {error}; give package.module:Class, importable from here"
                 ) from error
             return found
         self._load_all()
         if name not in self._classes:
-            raise ConfigError(
-                f"{self.kind}.name: there is no {self.kind} {name!r}; there are: {', '.join(self.names())}"
-            )
+            raise ConfigError(f"{at}.name: there is no {self.kind} {name!r}; there are: {', '.join(self.names())}")
         return self._classes[name]
 
     def _load_all(self) -> None:

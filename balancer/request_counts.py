@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from balancer.core import Decision, Outcome
+from balancer.core import Decision, Outcome, Truth
 from balancer.errors import RateLimited, RequestError
 from indexer.index import ReplicaId
 
@@ -50,6 +50,32 @@ def _bound(bound: float) -> str:
     return repr(float(bound))
 
 
+class OfPolicy(msgspec.Struct):
+    """What has come of the requests that one policy has decided. Changes.
+
+    ``prompt_tokens`` and ``predicted_tokens`` are of attempts whose tokens were known, ``reported_prompt_tokens`` and
+    ``reported_cached_tokens`` of answers that say how much of them was cached. ``first_tokens`` are seconds from a request's
+    arrival to its first token.
+    """
+
+    attempts: dict[Outcome, int] = {}
+    prompt_tokens: int = 0
+    predicted_tokens: int = 0
+    reported_prompt_tokens: int = 0
+    reported_cached_tokens: int = 0
+    first_tokens: Histogram = msgspec.field(default_factory=lambda: Histogram(SECONDS))
+
+    def add(self, other: "OfPolicy") -> None:
+        """All that another one has counted."""
+        for outcome, count in other.attempts.items():
+            self.attempts[outcome] = self.attempts.get(outcome, 0) + count
+        self.prompt_tokens += other.prompt_tokens
+        self.predicted_tokens += other.predicted_tokens
+        self.reported_prompt_tokens += other.reported_prompt_tokens
+        self.reported_cached_tokens += other.reported_cached_tokens
+        self.first_tokens.add(other.first_tokens)
+
+
 class Counted(msgspec.Struct):
     """Numbers of requests by their labels. Changes."""
 
@@ -63,6 +89,7 @@ class Counted(msgspec.Struct):
     first_bytes: dict[str, Histogram] = {}
     fallbacks: int = 0
     """Decisions that a gateway made because the brain was away."""
+    policies: dict[str, OfPolicy] = {}
 
 
 class RequestCounts:
@@ -76,17 +103,25 @@ class RequestCounts:
         self.cached_tokens: Counter[tuple[str, ReplicaId]] = Counter()
         self.first_bytes: dict[str, Histogram] = {}
         self.fallbacks = 0
+        self.policies: dict[str, OfPolicy] = {}
 
     def __repr__(self) -> str:
         return f"<RequestCounts of {self.attempts.total()} attempts>"
 
-    def finished(self, model: str, path: str, decision: Decision, outcome: Outcome) -> None:
-        """An attempt at a replica has ended."""
+    def finished(self, model: str, path: str, decision: Decision, outcome: Outcome, truth: Truth | None = None) -> None:
+        """An attempt at a replica has ended; ``truth`` is what the engine said of it."""
         self.attempts[model, path, outcome] += 1
+        policy = self._of_policy(decision.policy)
+        policy.attempts[outcome] = policy.attempts.get(outcome, 0) + 1
         if decision.knows_tokens and outcome is not Outcome.UNREACHABLE:
             of = (model, decision.replica.id)
             self.prompt_tokens[of] += decision.prompt_tokens
             self.cached_tokens[of] += decision.cached_tokens
+            policy.prompt_tokens += decision.prompt_tokens
+            policy.predicted_tokens += decision.cached_tokens
+        if truth is not None and truth.cached_tokens is not None and truth.prompt_tokens is not None:
+            policy.reported_prompt_tokens += truth.prompt_tokens
+            policy.reported_cached_tokens += truth.cached_tokens
 
     def refused(self, path: str, error: RequestError) -> None:
         """A request was answered with an error of our own."""
@@ -94,8 +129,9 @@ class RequestCounts:
         if isinstance(error, RateLimited):
             self.limited[error.limit] += 1
 
-    def first_byte(self, model: str, seconds: float) -> None:
-        """The first byte of an answer's body has come so long after its request."""
+    def first_byte(self, model: str, seconds: float, policy: str) -> None:
+        """The first byte of an answer's body has come so long after its request, which this policy had sent there."""
+        self._of_policy(policy).first_tokens.observe(seconds)
         observed = self.first_bytes.get(model)
         if observed is None:
             observed = self.first_bytes[model] = Histogram(SECONDS)
@@ -115,10 +151,11 @@ class RequestCounts:
             dict(self.cached_tokens),
             self.first_bytes,
             self.fallbacks,
+            self.policies,
         )
         for counts in (self.attempts, self.refusals, self.limited, self.prompt_tokens, self.cached_tokens):
             counts.clear()
-        self.first_bytes, self.fallbacks = {}, 0
+        self.first_bytes, self.fallbacks, self.policies = {}, 0, {}
         return taken
 
     def add(self, counted: Counted) -> None:
@@ -131,6 +168,14 @@ class RequestCounts:
         self.fallbacks += counted.fallbacks
         for model, theirs in counted.first_bytes.items():
             self.first_bytes.setdefault(model, Histogram(SECONDS)).add(theirs)
+        for name, counted_there in counted.policies.items():
+            self._of_policy(name).add(counted_there)
+
+    def _of_policy(self, name: str) -> OfPolicy:
+        found = self.policies.get(name)
+        if found is None:
+            found = self.policies[name] = OfPolicy()
+        return found
 
     def forget(self, model: str, replica: ReplicaId) -> None:
         """The replica is gone: they may be thousands in the end."""

@@ -1,6 +1,6 @@
 """Metrics of requests as a whole, and of those who tell of them.
 
-Knows what an ``Observer`` has counted. Labels are bounded: stages are a fixed list.
+Knows what an ``Observer`` has counted. Labels are bounded: stages are a fixed list, and policies those of the settings.
 """
 
 from collections.abc import Iterable
@@ -22,6 +22,7 @@ class RequestCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield from self._requests()
+        yield from self._policies()
         yield from self._stages()
 
     def _requests(self) -> Iterable[Metric]:
@@ -72,6 +73,39 @@ class RequestCollector(Collector):
         for model, observed in counts.first_bytes.items():
             first_bytes.add_metric([model], observed.buckets(), observed.sum)
         return [attempts, refused, limited, prompt_tokens, cached_tokens, first_bytes, fallbacks]
+
+    def _policies(self) -> Iterable[Metric]:
+        attempts = CounterMetricFamily(
+            "kvlb_policy_requests",
+            "Attempts at a replica by the policy that chose it, and how they ended.",
+            labels=["policy", "outcome"],
+        )
+        prompt, predicted, reported, cached = (
+            CounterMetricFamily(name, told, labels=["policy"])
+            for name, told in (
+                ("kvlb_policy_prompt_tokens", "Prompt tokens of routed requests whose tokens are known."),
+                (
+                    "kvlb_policy_predicted_cached_tokens",
+                    "Of these, tokens that the chosen replica was predicted to hold.",
+                ),
+                ("kvlb_policy_reported_prompt_tokens", "Prompt tokens of answers that say how many were cached."),
+                ("kvlb_policy_reported_cached_tokens", "Of these, tokens that the engine says were cached."),
+            )
+        )
+        first_tokens = HistogramMetricFamily(
+            "kvlb_policy_time_to_first_token_seconds",
+            "From the request's arrival to its first token, by the policy that chose its replica.",
+            labels=["policy"],
+        )
+        for name, of in self._counts.policies.items():
+            for outcome, count in of.attempts.items():
+                attempts.add_metric([name, outcome], count)
+            prompt.add_metric([name], of.prompt_tokens)
+            predicted.add_metric([name], of.predicted_tokens)
+            reported.add_metric([name], of.reported_prompt_tokens)
+            cached.add_metric([name], of.reported_cached_tokens)
+            first_tokens.add_metric([name], of.first_tokens.buckets(), of.first_tokens.sum)
+        return [attempts, prompt, predicted, reported, cached, first_tokens]
 
     def _stages(self) -> Iterable[Metric]:
         stages = HistogramMetricFamily(

@@ -9,21 +9,23 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
 from balancer.admission import AdmissionSettings, Pool
+from balancer.arms import Arm, Arms, arm
 from balancer.caches import Caches, Sent
-from balancer.core import DEFAULT_FEED, Asked, Candidate, Decision, Failure, Feed, Outcome, Replica, RouteRequest, Truth
+from balancer.core import Asked, Candidate, Decision, Failure, Outcome, Paper, Replica, RouteRequest, Truth
 from balancer.ejection import Ejections, EjectionSettings
 from balancer.errors import Contended, NoReplica, Saturated, UnknownModel
 from balancer.fleet import Fleet, LiveReplica, Status
 from balancer.healing import SETTLE_SECONDS
 from balancer.leaning import BEGINNING, lean
 from balancer.matching import Holding
-from balancer.policies.base import Policy, rank_of
+from balancer.policies.base import Policy
 from balancer.sessions import Sessions
+from balancer.shadow import Seen, Shadow
 from balancer.slow_start import SlowStart, SlowStartSettings
 from balancer.stages import Stage
 from balancer.words import counted
@@ -32,8 +34,15 @@ from indexer.index import MAX_BLOCKS, ReplicaId
 NOTHING_KNOWN: Final = Holding([], 0)
 """Of a request whose tokens nobody knows."""
 
-_Seen: TypeAlias = tuple[tuple[Candidate, ...], Asked]
-"""What a policy has chosen by."""
+
+class _Seen(msgspec.Struct, frozen=True):
+    """What a policy has chosen by, which one it was, and what another would have chosen."""
+
+    candidates: tuple[Candidate, ...]
+    asked: Asked
+    arm: Arm
+    shadow: Paper | None
+
 
 NO_ADMISSION: Final = AdmissionSettings()
 DEFAULT_EJECTION: Final = EjectionSettings()
@@ -55,26 +64,32 @@ class Router:
         admission: AdmissionSettings = NO_ADMISSION,
         ejection: EjectionSettings = DEFAULT_EJECTION,
         slow_start: SlowStartSettings = DEFAULT_SLOW_START,
+        second: Arm | None = None,
+        shadow: Arm | None = None,
     ) -> None:
-        self.policy = policy
-        self.policy_name = policy_name
+        """``second`` decides for its share of requests, ``shadow`` on paper alone."""
+        self.arms = Arms(arm(policy_name, policy), second)
         self.caches = Caches(max_blocks)
-        feed: Feed = getattr(policy, "feed", DEFAULT_FEED)
-        self.fleet = Fleet(feed)
-        self._rank = rank_of(policy)
-        self.orders = self._rank(0.0, 0.0) is not None
-        """Whether requests may be held, to go in the order that the policy says."""
+        self.shadow = None if shadow is None else Shadow(shadow, self.caches.matcher)
+        self.fleet = Fleet(self.arms.feed)
         self._admission = admission
         self.ejections = Ejections(ejection)
         self.slow_start = SlowStart(slow_start)
         self.sessions = Sessions()
-        self._reads_prompt: bool = getattr(policy, "reads_prompt", False)
-        self._counts_expected: bool = getattr(policy, "counts_expected", True)
         self._open: dict[int, Sent | None] = {}  # None where somebody else has routed it
         self._settling: dict[int, float] = {}  # lease -> when its expectations end; in order of time
 
     def __repr__(self) -> str:
         return f"<Router {self.policy_name}: {self.fleet!r}, {self.caches!r}>"
+
+    @property
+    def policy(self) -> Policy:
+        """The one that decides where no other does."""
+        return self.arms.first.policy
+
+    @property
+    def policy_name(self) -> str:
+        return self.arms.first.name
 
     # News
 
@@ -108,7 +123,7 @@ class Router:
             Contended: each of them has asked not to be sent anything for a while.
         """
         live, chosen, seen = self._choose(request, now, draw)
-        rank = self._rank(chosen.uncached_tokens / chosen.speed, now)
+        rank = seen.arm.rank(chosen.uncached_tokens / chosen.speed, now)
         if rank is not None:
             rank += request.yields
         live.asked(request.model)
@@ -116,6 +131,8 @@ class Router:
             live, chosen.uncached_tokens, chosen.prompt_tokens, now, rank, tells_start=request.tells_start
         )
         decision, holding = self._decision(request, live.replica, chosen, seen, lease)
+        if self.shadow is not None and seen.shadow is not None:
+            self.shadow.count(seen.shadow, seen.arm.name, chosen, knows_tokens=decision.knows_tokens)
         self._open[lease] = self.caches.sent(decision, request, holding.missing)
         self.sessions.sent(request.session, live.replica.id)
         request.stages.passed(Stage.MATCH)
@@ -273,6 +290,7 @@ class Router:
     def _choose(self, request: RouteRequest, now: float, draw: float) -> tuple[LiveReplica, Candidate, _Seen]:
         """The replica that the policy chooses, as it is and as the policy saw it, with all that it saw."""
         serving = self.room(request, now)
+        acting = self.arms.of(request, draw)
         stages = request.stages
         stages.passed(Stage.QUEUE)
         shares = self.slow_start.shares([live.replica.id for live in serving], now)
@@ -280,7 +298,7 @@ class Router:
         views = caches.views(now)  # before the match: what was remembered of those that are known by now is void
         replicas = [live.replica for live in serving]
         matches = (
-            caches.matcher.match(request, replicas, expecting=self._counts_expected) if request.prompt_lengths else {}
+            caches.matcher.match(request, replicas, expecting=acting.counts_expected) if request.prompt_lengths else {}
         )
         beginning = 0 if any(matches.values()) else self._beginning(request, serving)
         session_at = self.sessions.at(request.session)
@@ -292,7 +310,7 @@ class Router:
             speed = live.prefill.speed((prompt_tokens + cached) / 2, answering)
             wait, passed = live.sent_wait(now), 0
             if live.held:
-                rank = self._rank((prompt_tokens - cached) / speed, now)
+                rank = acting.rank((prompt_tokens - cached) / speed, now)
                 wait, passed = (live.wait(now), 0) if rank is None else live.standing(rank + request.yields, now)
             candidates.append(
                 Candidate(  # by position, which costs half as much as by name
@@ -319,20 +337,35 @@ class Router:
             )
         stages.passed(Stage.MATCH)
         seen = tuple(candidates)
-        asked = self._asked(request, serving, now)
-        chosen = self.policy.choose(seen, draw, asked)
+        asked = self._asked(request, serving, now, reads_prompt=acting.reads_prompt)
+        chosen = acting.policy.choose(seen, draw, asked)
         stages.passed(Stage.CHOOSE)
         taken = self.fleet.get(chosen.replica)
         assert taken is not None, "a replica was chosen that is not in the fleet"
-        if not self._counts_expected and request.prompt_lengths:
+        if not acting.counts_expected and request.prompt_lengths:
             # The engine will hold what is expected, and work that is queued does not come twice, whatever the policy looks at.
             cached = caches.matcher.match(request, [taken.replica]).get(chosen.replica, 0)
             chosen = msgspec.structs.replace(chosen, cached_tokens=cached)
-        return taken, chosen, (seen, asked)
+        paper = None
+        if self.shadow is not None:
+            paper = self.shadow.decide(
+                Seen(
+                    acting,
+                    request,
+                    replicas,
+                    seen,
+                    chosen,
+                    draw,
+                    lambda: self._beginning(request, serving),
+                    lambda reads_prompt: self._asked(request, serving, now, reads_prompt=reads_prompt),
+                )
+            )
+            stages.passed(Stage.CHOOSE)
+        return taken, chosen, _Seen(seen, asked, acting, paper)
 
-    def _asked(self, request: RouteRequest, serving: Sequence[LiveReplica], now: float) -> Asked:
+    def _asked(self, request: RouteRequest, serving: Sequence[LiveReplica], now: float, *, reads_prompt: bool) -> Asked:
         """What the policy may know besides; the chain is that of one replica, the same one in every process."""
-        if not (self._reads_prompt and request.prompt_lengths):
+        if not (reads_prompt and request.prompt_lengths):
             return Asked(request.session, utilisation=self.fleet.utilisation(now))
         first, matcher = min((live.replica for live in serving), key=lambda each: each.id), self.caches.matcher
         recipe, chains = matcher.recipe(first), matcher.chains(request, first)
@@ -361,9 +394,10 @@ class Router:
             cached_tokens=chosen.cached_tokens,
             is_predicted=is_comparable and chosen.knowledge.is_promise and not caches.index.has_other_tiers(replica.id),
             knows_tokens=knows_tokens,
-            policy=self.policy_name,
-            candidates=seen[0],
-            asked=seen[1],
+            policy=seen.arm.name,
+            candidates=seen.candidates,
+            asked=seen.asked,
+            shadow=seen.shadow,
             model=request.model,
             is_comparable=is_comparable,
             held_tokens=holding.held_tokens if request.reads_cache else 0,

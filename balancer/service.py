@@ -20,6 +20,7 @@ import msgspec
 
 from balancer import offers
 from balancer.admission import ANYONE, Claim
+from balancer.arms import chosen
 from balancer.caches import Renew, Resync
 from balancer.care import Care
 from balancer.census import Census
@@ -38,7 +39,6 @@ from balancer.hashes import PromptHashes
 from balancer.health import Watcher
 from balancer.limits import Limiter, Permit
 from balancer.news import News
-from balancer.policies.base import make
 from balancer.pulse import Order, Pulse, Pulses
 from balancer.recording import Recorder
 from balancer.retries import Retries
@@ -81,14 +81,16 @@ class RouterService:
         """``tls`` is for endpoints with https; without it they are checked against the system's authorities."""
         self.settings = settings
         self._tls = tls
-        policy = make(settings.policy.name, settings.policy.settings)
+        policies = chosen(settings.policy)
         self.router = Router(
-            policy,
-            settings.policy.name,
+            policies.first.policy,
+            policies.first.name,
             settings.index.max_blocks,
             admission=settings.admission,
             ejection=settings.ejection,
             slow_start=settings.slow_start,
+            second=policies.second,
+            shadow=policies.shadow,
         )
         self.care = Care(self.router, settings)
         self.is_draining = False
@@ -99,7 +101,7 @@ class RouterService:
         self.limiter = Limiter(settings.limits)
         self.memory = ChainMemory(settings.hashing.memory_bytes, secret=secrets.randbits(64))
         self.decisions = DecisionLog(settings.log.decisions_kept)
-        self._decision_file = open_decision_file(settings.log, policy)
+        self._decision_file = open_decision_file(settings.log, self.router.arms)
         self.recorders: list[Recorder] = []
         """Recordings under way."""
         self.targets = Targets(self._watcher, self._came, self._left)
@@ -232,13 +234,13 @@ class RouterService:
 
     def _yielding(self, request: RouteRequest, claim: Claim) -> RouteRequest:
         """The request, with what it lets pass where others wait for the same replica."""
-        if not self.router.orders:
+        if not self.router.arms.orders:
             return request
         seconds = self.yielding.seconds(claim.tenant, claim.urgency, time.monotonic())
         return msgspec.structs.replace(request, yields=seconds) if seconds else request
 
     def _charge(self, decision: Decision, claim: Claim) -> None:
-        if self.router.orders:
+        if self.router.arms.orders:
             chosen = decision.candidates[0]
             for chosen in decision.candidates:
                 if chosen.replica == decision.replica.id:
@@ -250,6 +252,8 @@ class RouterService:
         self, decision: Decision, request: RouteRequest, origin: Origin, came_at: float | None = None
     ) -> Decision:
         now = time.time()
+        if decision.shadow is not None and decision.shadow.failure:
+            self._news.shadow(decision.shadow)
         self.decisions.opened(decision, request.model, origin, now)
         if self.recorders:
             self._record(decision, request, now if came_at is None else came_at)

@@ -86,10 +86,32 @@ class ReplicaSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Tokens in a chunk of chunked local attention (``attention_chunk_size`` in the model's config), which no engine tells."""
 
 
+class AbSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A second policy that decides for a share of requests, and its own settings (its fields)."""
+
+    name: str | None = None
+    """Without one there is none."""
+    share: float = 0.1
+    """Of conversations where clients name them, else of requests; 0 to 1."""
+    settings: dict[str, Any] = {}
+
+
+class ShadowSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy that decides on paper alone, and its own settings (its fields)."""
+
+    name: str | None = None
+    """Without one there is none."""
+    share: float = 1.0
+    """Of requests that it decides, 0 to 1."""
+    settings: dict[str, Any] = {}
+
+
 class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Which policy, and its own settings (its fields)."""
+    """Which policy, and its own settings (its fields); and those that are tried beside it."""
 
     name: str = "predicted_ttft"
+    ab: AbSettings = AbSettings()
+    shadow: ShadowSettings = ShadowSettings()
     settings: dict[str, Any] = {}
 
 
@@ -255,8 +277,9 @@ def convert(tree: dict[str, Any]) -> Settings:
     for section, default in (("policy", PolicySettings().name), ("discovery", DiscoverySettings().name)):
         named = tree.get(section)
         if isinstance(named, dict):
-            own = {key: value for key, value in named.items() if key != "name"}
-            tree[section] = {"name": named.get("name", default), "settings": own}
+            beside = {key: _beside(key, named[key]) for key in _BESIDE.get(section, ()) if key in named}
+            own = {key: value for key, value in named.items() if key != "name" and key not in beside}
+            tree[section] = {"name": named.get("name", default), "settings": own, **beside}
     if isinstance(tree.get("timeouts"), dict):
         tree["timeouts"] = timeouts.gather_routes(tree["timeouts"])
     try:
@@ -267,6 +290,20 @@ def convert(tree: dict[str, Any]) -> Settings:
     settings = msgspec.structs.replace(settings, replicas=tuple(roots))
     _check(settings)
     return settings
+
+
+_BESIDE: Final[dict[str, tuple[str, ...]]] = {"policy": ("ab", "shadow")}
+"""Sections within a section that are not its named one's own settings."""
+
+
+def _beside(which: str, named: object) -> object:
+    """``[policy.ab]`` or ``[policy.shadow]``: what is neither its name nor its share is the named one's own."""
+    if not isinstance(named, dict):
+        return named
+    if "name" not in named:
+        raise ConfigError(f"policy.{which}.name: missing; name the policy that is tried, or leave out [policy.{which}]")
+    ours = {key: named[key] for key in ("name", "share") if key in named}
+    return {**ours, "settings": {key: value for key, value in named.items() if key not in ours}}
 
 
 def _root(url: str) -> str:
@@ -375,10 +412,13 @@ def _check(settings: Settings) -> None:
         check_url(f"snapshot.siblings[{at}]", url)
     if settings.tracing.endpoint is not None:
         check_url("tracing.endpoint", settings.tracing.endpoint)
-    if not 0 <= settings.tracing.sample_ratio <= 1:
-        raise ConfigError(
-            f"tracing.sample_ratio: {settings.tracing.sample_ratio} is not a share; give a number from 0 to 1"
-        )
+    for path, share in (
+        ("tracing.sample_ratio", settings.tracing.sample_ratio),
+        ("policy.ab.share", settings.policy.ab.share),
+        ("policy.shadow.share", settings.policy.shadow.share),
+    ):
+        if not 0 <= share <= 1:
+            raise ConfigError(f"{path}: {share} is not a share; give a number from 0 to 1")
     for path, key in (
         ("upstream.api_key", settings.upstream.api_key),
         ("snapshot.sibling_api_key", settings.snapshot.sibling_api_key),

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from balancer import errors, openai, tenants
+from balancer.arms import chosen
 from balancer.checks import CHECKS
 from balancer.commands import index, record, serve
 from balancer.core import NOTHING_ASKED, Candidate, Fault
@@ -43,13 +44,16 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 
 
+OWNED = {"policy.settings", "policy.ab.settings", "policy.shadow.settings", "discovery.settings"}
+
+
 def setting_names(struct: Any = Settings, prefix: str = "") -> list[str]:
     names: list[str] = []
     for field in msgspec.structs.fields(struct):
         inner = ReplicaSettings if field.name == "replicas" else field.type
         if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
             names += setting_names(inner, f"{prefix}{field.name}.")
-        elif f"{prefix}{field.name}" not in {"policy.settings", "discovery.settings"}:  # their owners document them
+        elif f"{prefix}{field.name}" not in OWNED:  # their owners document them
             names.append(f"{prefix}{field.name}")
     return names
 
@@ -163,6 +167,15 @@ def test_every_policy_is_documented_with_its_settings() -> None:
             (each.name, "" if each.default is None else msgspec.json.encode(each.default).decode()) for each in fields
         ]
         assert told == defaults, name
+
+
+def test_the_settings_of_the_docs_of_policies_can_be_used() -> None:
+    examples = re.findall(r"```toml\n(.*?)```", (DOCS / "policies.md").read_text(), re.S)
+    made = [load(example) for example in examples]
+    assert all(chosen(each.policy) for each in made)
+    assert (
+        {each.policy.ab.name for each in made} == {each.policy.shadow.name for each in made} == {None, "predicted_ttft"}
+    )
 
 
 def test_the_policy_of_the_docs_works(monkeypatch: pytest.MonkeyPatch) -> None:

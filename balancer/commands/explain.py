@@ -18,7 +18,7 @@ from balancer.commands import Command
 from balancer.commands.asking import add_gateway, ask, decoded, told_as_json
 from balancer.commands.hash import parse_tokens
 from balancer.commands.loop import run_loop
-from balancer.core import Knowledge
+from balancer.core import Knowledge, Paper
 from balancer.decisions import MAX_ID
 from balancer.errors import ConfigError
 from balancer.explain import Explanation, Seen
@@ -177,6 +177,8 @@ def written(told: Explanation) -> str:
         if each.knowledge is not Knowledge.EXACT and each.reason
     ]
     lines += [f"not asked: {each.replica} ({each.status}; {_tiers(each.tiers)} by events)" for each in told.not_asked]
+    if told.shadow is not msgspec.UNSET:
+        lines.append(_shadow(told, told.shadow))
     if told.outcome is not None:
         lines.append(_outcome(told))
     return "\n".join(map(printable, lines))
@@ -212,6 +214,18 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def _shadow(told: Explanation, paper: Paper) -> str:
+    if paper.failure:
+        return f"on paper, {paper.policy} could not choose: {paper.failure}"
+    if paper.replica == told.replica:
+        return f"on paper, {paper.policy} would have chosen it, too"
+    return (
+        f"on paper, {paper.policy} would have chosen {paper.replica}: {paper.cached_tokens:,} cached, "
+        f"{paper.uncached_tokens:,} to compute, after {paper.wait:.3f} s; it is {told.cached_tokens:,} cached, "
+        f"{told.prompt_tokens - told.cached_tokens:,} to compute, after {paper.acting_wait:.3f} s"
+    )
 
 
 def _outcome(told: Explanation) -> str:

@@ -165,6 +165,8 @@ class _Control:
             "time": now,
             "uptime_seconds": time.monotonic() - self._begun,
             "policy": router.policy_name,
+            "ab": None if (second := router.arms.second) is None else {"policy": second.name, "share": second.share},
+            "shadow": None if router.shadow is None else router.shadow.arm.name,
             "open_leases": router.fleet.open_leases,
             "endpoints": {url: watcher.problem or "ok" for url, watcher in self._service.watchers.items()},
             "discovery": {"name": self._service.settings.discovery.name, "problem": self._service.follower.problem},

@@ -173,7 +173,7 @@ class Attempt(Relay):
             asking.permit.charge(unknown + (truth.completion_tokens or 0))
         self._stages.passed(self._awaits)
         self._noted.outcome, self._noted.truth, self._noted.end = self._outcome, truth, self._stages.now()
-        self._means.counts.finished(self._wanted.model, asking.origin.path, self._decision, self._outcome)
+        self._means.counts.finished(self._wanted.model, asking.origin.path, self._decision, self._outcome, truth)
 
     # The answer as it comes
 
@@ -239,7 +239,8 @@ class Attempt(Relay):
         self._stages.passed(Stage.FIRST_BYTE)
         self._awaits = Stage.STREAM
         means.service.started(self._decision.lease)
-        means.counts.first_byte(self._wanted.model, means.loop.time() - self._asking.started)
+        seconds = means.loop.time() - self._asking.started
+        means.counts.first_byte(self._wanted.model, seconds, self._decision.policy)
 
     # Its failure
 

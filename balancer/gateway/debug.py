@@ -52,11 +52,13 @@ class _Debug:
 
     async def decisions(self, request: web.Request) -> web.Response:
         """The last decisions, the newest first; of one request (``request_id``), or so many (``limit``)."""
-        log, policy = self._service.decisions, self._service.router.policy
+        log, arms = self._service.decisions, self._service.router.arms
         found = log.last(limit(request.query, DEFAULT_LIMIT), request.query.get("request_id"))
         # Off the loop: a thousand decisions of a large fleet take a tenth of a second to write down.
         return await asyncio.to_thread(
-            lambda: _answer({"decisions": [entry.explained(policy) for entry in found], "kept": len(log)})
+            lambda: _answer(
+                {"decisions": [each.explained(arms.named(each.decision.policy)) for each in found], "kept": len(log)}
+            )
         )
 
     async def explain(self, request: web.Request) -> web.Response:
@@ -83,7 +85,7 @@ class _Debug:
         return _answer(
             explain(
                 decision,
-                router.policy,
+                router.arms.named(decision.policy),
                 request_id="",
                 time=time.time(),
                 path=path,

@@ -6,7 +6,7 @@ and its own memory: chance comes in as ``draw``, and time, if it ever needs it, 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from balancer.core import NOTHING_ASKED, Asked, Candidate
 from balancer.registry import Registry
@@ -46,12 +46,17 @@ class Ordering(Protocol):
         ...
 
 
-def rank_of(policy: Policy) -> Callable[[float, float], float | None]:
+Rank: TypeAlias = Callable[[float, float], float | None]
+"""As ``Ordering.rank``."""
+
+
+def rank_of(policy: Policy) -> Rank:
     """The order in which the policy has requests sent."""
-    return policy.rank if isinstance(policy, Ordering) else _in_turn
+    return policy.rank if isinstance(policy, Ordering) else in_turn
 
 
-def _in_turn(seconds: float, now: float, /) -> float | None:
+def in_turn(seconds: float, now: float, /) -> float | None:
+    """Nothing is held: requests go as they come."""
     return None
 
 
@@ -107,10 +112,12 @@ def names() -> list[str]:
     return POLICIES.names()
 
 
-def make(name: str, settings: dict[str, Any] | None = None) -> Policy:
+def make(name: str, settings: dict[str, Any] | None = None, at: str = "policy") -> Policy:
     """The policy called ``name`` with these settings; ``package.module:Class`` names one that is not registered.
+
+    ``at`` is the section of the settings that they stand in.
 
     Raises:
         ConfigError: there is no such policy, or a setting is not one of its fields or not of its type.
     """
-    return POLICIES.make(name, settings or {})
+    return POLICIES.make(name, settings or {}, at)

@@ -331,6 +331,7 @@ class GatewayLink:
                 spent.get(Stage.QUEUE, 0),
                 spent.get(Stage.MATCH, 0),
                 spent.get(Stage.CHOOSE, 0),
+                decision.policy,
             )
         )
 

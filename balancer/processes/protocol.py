@@ -165,6 +165,7 @@ class Routed(msgspec.Struct, frozen=True, array_like=True, tag=32):
     queue: int
     match: int
     choose: int
+    policy: str = ""
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=33):

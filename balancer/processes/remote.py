@@ -374,7 +374,7 @@ class RemoteBrain:
             cached_tokens=routed.cached_tokens,
             is_predicted=routed.is_predicted,
             knows_tokens=bool(request.prompt_lengths),
-            policy=self.settings.policy.name,
+            policy=routed.policy,
             candidates=(),
             model=request.model,
             is_comparable=routed.is_comparable,

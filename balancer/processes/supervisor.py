@@ -20,10 +20,10 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from balancer.arms import chosen
 from balancer.commands.loop import StopSignals
 from balancer.errors import ConfigError
 from balancer.key_source import read_keys, read_salts
-from balancer.policies.base import make
 from balancer.processes import channel
 from balancer.processes.backoff import BackOff
 from balancer.processes.channel import Begin, GivesUp, Message, Ping, Ready, Restarts, Retire, Role
@@ -378,7 +378,7 @@ def check(settings: Settings) -> None:
     read_salts(settings.tenants)
     server_tls(settings.tls)
     replica_context(settings.upstream)
-    make(settings.policy.name, settings.policy.settings)
+    chosen(settings.policy)
 
 
 async def first(*events: asyncio.Event, seconds: float | None = None) -> None:

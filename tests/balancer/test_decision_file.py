@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from balancer import line_file
+from balancer.arms import Arms, arm
 from balancer.decision_file import open_decision_file
 from balancer.policies.base import make
 from balancer.settings import LogSettings
@@ -44,4 +45,4 @@ def test_lines_come_while_the_gateway_runs(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_without_a_file_nothing_is_written() -> None:
-    assert open_decision_file(LogSettings(), make("cache_aware")) is None
+    assert open_decision_file(LogSettings(), Arms(arm("cache_aware", make("cache_aware")))) is None

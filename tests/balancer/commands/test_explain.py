@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from balancer.commands import explain
-from balancer.core import Knowledge, Outcome, Truth
+from balancer.core import Knowledge, Outcome, Paper, Truth
 from balancer.errors import ConfigError
 from balancer.explain import Explanation, NotAsked, Seen
 from balancer.fleet import Status
@@ -156,6 +156,24 @@ def test_what_each_tier_holds_is_a_column() -> None:
 )
 def test_what_came_of_it_is_the_last_line(truth: Truth | None, line: str) -> None:
     assert explain.written(told(outcome=Outcome.OK, truth=truth)).splitlines()[-1] == line
+
+
+@pytest.mark.parametrize(
+    ("paper", "line"),
+    [
+        (Paper("p", A, 1024, 17, 0.25, 0.25), "on paper, p would have chosen it, too"),
+        (
+            Paper("p", B, 0, 1041, 0.0, 0.25),
+            "on paper, p would have chosen b: 0 cached, 1,041 to compute, after 0.000 s; it is 1,024 cached, 17 to compute, "
+            "after 0.250 s",
+        ),
+        (Paper("p", ReplicaId(""), 0, 0, 0.0, 0.25, "KeyError: 3"), "on paper, p could not choose: KeyError: 3"),
+    ],
+)
+def test_what_another_policy_would_have_chosen_is_a_line(paper: Paper, line: str) -> None:
+    lines = explain.written(told(shadow=paper, outcome=Outcome.OK)).splitlines()
+    assert lines[-2] == line
+    assert "on paper" not in explain.written(told())
 
 
 def test_an_engines_error_is_told_with_its_status() -> None:

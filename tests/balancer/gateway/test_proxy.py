@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from balancer.arms import arm
 from balancer.core import NOTHING_ASKED, Asked, Candidate, PrefixHashes
 from balancer.openai import MAX_PROMPTS, PATHS
 from balancer.stages import Stages
@@ -535,7 +536,7 @@ def test_an_error_of_kvlbs_own_is_one_too_and_leaves_nothing() -> None:
 
     async def check() -> None:
         async with upstream() as replica, gateway([replica.url]) as front:
-            front.service.router.policy = Broken()
+            front.service.router.arms.first = arm("broken", Broken())
             status, error = error_of(await front.exchange(post(COMPLETIONS, BODY)))
             assert (status, error["type"]) == (500, "internal_error")
             assert front.is_idle()

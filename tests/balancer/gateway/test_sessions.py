@@ -94,8 +94,8 @@ def test_two_tenants_that_say_the_same_have_two_conversations(tmp_path: Path) ->
 
 def test_a_question_is_of_the_conversation_that_it_names() -> None:
     async def check() -> None:
-        async with upstream() as one, upstream() as two, gateway([one.url, two.url], policy=STICKY) as front:
-            for chat in range(6):
+        async with upstream() as one, upstream() as two, gateway([one.url, two.url], policy=HASHED) as front:
+            for chat in range(8):
                 await front.exchange(post(PATH, BODY, f"x-session-id: {chat}"))
                 (sent,) = front.service.decisions.last(1)
                 told = split(await front.exchange(post("/debug/explain", BODY, f"X-Session-Id: {chat}")))[2]

@@ -40,7 +40,7 @@ from balancer.processes.protocol import (
     Started,
     Suspect,
 )
-from balancer.request_counts import Counted, Histogram
+from balancer.request_counts import Counted, Histogram, OfPolicy
 from balancer.retries import Verdict
 from balancer.stages import Stage
 from balancer.timings import Timed
@@ -71,7 +71,7 @@ FROM_GATEWAY: list[FromGateway] = [
     Suspect("http://a:1", has_answered=True),
     Report(
         Counted({("m", "/p", Outcome.OK): 2}, {("/p", "404"): 1}, {"key.x": 1}, {("m", A): 9}, {("m", A): 4},
-                {"m": Histogram((0.5, 1.0), [1, 0, 2], 3.5)}, 1),
+                {"m": Histogram((0.5, 1.0), [1, 0, 2], 3.5)}, 1, {"p": OfPolicy({Outcome.OK: 2}, 9, 4, 8, 5)}),
         Timed({Stage.HASH: [0, 1]}, {Stage.HASH: 20}),
         {(Fault.CONNECT, Verdict.RETRY): 1},
         {"cached": 2},
@@ -82,7 +82,7 @@ FROM_GATEWAY: list[FromGateway] = [
 ]  # fmt: skip
 
 FROM_BRAIN: list[FromBrain] = [
-    Routed(3, A, 32, 16, True, True, 10, 20, 30),
+    Routed(3, A, 32, 16, True, True, 10, 20, 30, "random"),
     Refused(3, "Saturated", "busy", "model", 2, ""),
     Done(7),
     FleetView(
@@ -126,7 +126,10 @@ def test_there_is_a_sample_of_every_message() -> None:
         (Release(3, Outcome.OK, None, None), "00000008" "9504" "03" "a26f6b" "c0" "c0"),
         (Suspect("e", has_answered=False), "00000005" "930a" "a165" "c2"),
         (Loads([1, 0]), "00000005" "9224" "92" "0100"),
-        (Routed(3, A, 32, 16, True, True, 10, 20, 30), "0000000e" "9a20" "03" "a3613a31" "20" "10" "c3" "c3" "0a" "14" "1e"),
+        (
+            Routed(3, A, 32, 16, True, True, 10, 20, 30, "p"),
+            "00000010" "9b20" "03" "a3613a31" "20" "10" "c3" "c3" "0a" "14" "1e" "a170",
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
