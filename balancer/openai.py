@@ -211,12 +211,21 @@ def _read_long(kind: Kind, body: bytes, read_ids: ReadIds) -> Inbound | None:
 def _read(kind: Kind, fields: _Body, long: Sequence[int] = ()) -> Inbound:
     model = _model(fields.model)
     if kind is Kind.CHAT and _is_plain(fields):
-        return Inbound(kind, model, (), has_text=True, conversation=_conversation(fields), is_streamed=fields.stream == _TRUE)
+        return Inbound(
+            kind, model, (), has_text=True, conversation=_conversation(fields), is_streamed=fields.stream == _TRUE
+        )
     sampling = _sampling_params(fields)
     asked = wishes.of_body(fields, sampling.extra_args)
     salt = msgspec.json.decode(fields.cache_salt) if _is_string(fields.cache_salt) else None
     if kind is Kind.OPAQUE:
-        return Inbound(kind, model, salt=salt or None, wishes=asked, conversation=_conversation(fields), is_streamed=fields.stream == _TRUE)
+        return Inbound(
+            kind,
+            model,
+            salt=salt or None,
+            wishes=asked,
+            conversation=_conversation(fields),
+            is_streamed=fields.stream == _TRUE,
+        )
     ids = _prompts(kind, fields, long)
     is_one_sample = _is_one(fields.n) and _is_one(sampling.n) and not _plain(fields.use_beam_search)
     return Inbound(

@@ -9,8 +9,8 @@ import asyncio
 from balancer import openai
 from balancer.admission import Claim, Urgency
 from balancer.brain import Brain
-from balancer.core import Decision
 from balancer.conversations import Conversations
+from balancer.core import Decision
 from balancer.decisions import Origin
 from balancer.errors import Contended, NoReplica, RequestError, Saturated
 from balancer.gateway import headers
