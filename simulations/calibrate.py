@@ -5,6 +5,7 @@ besides is in the times. Never knows how a request is timed (``simulations.probi
 """
 
 import argparse
+import asyncio
 import math
 import sys
 from typing import Any, Final
@@ -28,6 +29,8 @@ SHORT: Final = 32
 """Tokens of a prompt whose answer is decoded, where context is not to matter."""
 LONG: Final = 2048
 """The same where it is."""
+PAUSE: Final = 0.5
+"""Seconds. What is asked right after something else finds caches, clocks and threads awake, as few requests of a service do."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +43,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--lengths", metavar="N,N", help="prompts of so many tokens (default: 16 to 8192, as far as they fit)")
     add("--batches", default=",".join(map(str, BATCHES)), metavar="N,N", help="answers at once (default %(default)s)")
     add("--decode-tokens", type=int, default=96, metavar="N", help="tokens of a timed answer (default 96)")
+    add(
+        "--pause",
+        type=float,
+        default=PAUSE,
+        metavar="S",
+        help="seconds that the engine rests before each, as between requests of a service (default %(default)s)",
+    )
     add("--repeats", type=int, default=3, metavar="N", help="everything so many times; medians count (default 3)")
     add(
         "--max-num-batched-tokens",
@@ -86,6 +96,8 @@ def _check(args: argparse.Namespace) -> None:
     for flag, at_least in least.items():
         if getattr(args, flag[2:].replace("-", "_")) < at_least:
             raise ConfigError(f"{flag}: must be at least {at_least}")
+    if not 0 <= args.pause < math.inf:
+        raise ConfigError(f"--pause: must be a number of seconds, 0 or more, got {args.pause:g}")
     if not 0 < args.timeout < math.inf:
         raise ConfigError(f"--timeout: must be a number of seconds above 0, got {args.timeout:g}")
 
@@ -129,12 +141,20 @@ async def _measure(args: argparse.Namespace) -> _Measured:
         alone: set[tuple[int, int]] = set()
         for repeat in range(args.repeats):
             print(f"round {repeat + 1} of {args.repeats}", file=sys.stderr, flush=True)
-            samples += [await engine.prompt(limits.model, each, args.max_num_batched_tokens) for each in lengths]
-            for batch, context in shapes:
-                sample = await engine.decoding(limits.model, batch, context, args.decode_tokens)
+            for tokens in lengths:
+                await asyncio.sleep(args.pause)
+                samples.append(await engine.prompt(limits.model, tokens, args.max_num_batched_tokens))
+            for at, (batch, most) in enumerate(shapes):
+                await asyncio.sleep(args.pause)
+                sample, context = await engine.decoding(limits.model, batch, most, args.decode_tokens), most
+                # Who does not tell the size of its cache, as a gateway does not, may have a small one.
+                while sample is None and context > SHORT and (batch, SHORT) not in alone:
+                    context //= 2
+                    sample = await engine.decoding(limits.model, batch, context, args.decode_tokens)
                 if sample is None:
                     alone.add((batch, context))
                 else:
+                    shapes[at] = (batch, context)
                     samples.append(sample)
         notes = [
             f"{batch} answers behind {context} tokens did not come side by side" for batch, context in sorted(alone)

@@ -17,7 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -43,16 +43,28 @@ _ENVIRONMENT: Final = {
 }
 
 
-def tiny_model() -> Path:
-    """The folder of the tiny model, made on first use; one for each version of the script that makes it."""
-    version = hashlib.sha256(_MAKE_MODEL.read_bytes()).hexdigest()[:12]
+class Shape(NamedTuple):
+    """Of a model: its layers, and how wide they are, a multiple of 128."""
+
+    layers: int
+    width: int
+
+
+TINY: Final = Shape(2, 128)
+
+
+def tiny_model(shape: Shape = TINY) -> Path:
+    """The folder of the tiny model, made on first use; one for each shape, and version of the script that makes it."""
+    version = hashlib.sha256(_MAKE_MODEL.read_bytes() + repr(tuple(shape)).encode()).hexdigest()[:12]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kvlb" / f"tiny-model-{version}"
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         made = Path(scratch) / "model"
-        subprocess.run([vllm_python(), _MAKE_MODEL, made], check=True, capture_output=True, timeout=300)
+        subprocess.run(
+            [vllm_python(), _MAKE_MODEL, made, *map(str, shape)], check=True, capture_output=True, timeout=300
+        )
         with contextlib.suppress(OSError):  # another test was faster
             shutil.move(made, folder)
     return folder
@@ -156,6 +168,7 @@ def start_engine(
     env: Mapping[str, str] | None = None,
     kv_bytes: str = "12M",
     max_model_len: int = 4096,
+    shape: Shape = TINY,
     log: Path | None = None,
 ) -> RealEngine:
     """Start an engine without waiting for it. Replay is on ``event_port`` + 10, so that ranks have the ports between.
@@ -165,8 +178,9 @@ def start_engine(
         event_port: of its KV events.
         args: more arguments for vLLM.
         env: more environment variables.
-        kv_bytes: memory for the cache; a token takes 2 KiB, so "12M" is 192 blocks of 32 tokens.
+        kv_bytes: memory for the cache; a token of the smallest model takes 2 KiB, so "12M" is 192 blocks of 32 tokens.
         max_model_len: longest sequence in tokens; it must fit into the cache.
+        shape: of the model.
         log: file for its output; a new one in the system's folder if None.
     """
     events = {
@@ -177,7 +191,7 @@ def start_engine(
     }
     command = [
         *(str(vllm_python()), "-m", "vllm.entrypoints.launchers.api_server.entry"),
-        *("--model", str(tiny_model()), "--served-model-name", MODEL_NAME),
+        *("--model", str(tiny_model(shape)), "--served-model-name", MODEL_NAME),
         *("--host", "127.0.0.1", "--port", str(port)),
         # bfloat16 ends in an illegal instruction on some CPUs.
         *("--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK_SIZE)),

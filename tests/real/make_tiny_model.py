@@ -1,8 +1,8 @@
-"""Runs in vLLM's interpreter: ``make_tiny_model.py FOLDER`` writes a Llama small enough for two cores and no GPU, and two
-LoRA adapters of it in ``adapter-a`` and ``adapter-b``.
+"""Runs in vLLM's interpreter: ``make_tiny_model.py FOLDER [LAYERS WIDTH]`` writes a Llama small enough for two cores and
+no GPU, and two LoRA adapters of it in ``adapter-a`` and ``adapter-b``.
 
-Knows a model's files: two layers, a byte-level BPE vocabulary of 1,024 tokens, a ChatML template, weights from a fixed seed.
-Its answers are nonsense, but they depend on every cached key and value: a wrong block would change them.
+Knows a model's files: two layers unless told otherwise, a byte-level BPE vocabulary of 1,024 tokens, a ChatML template, weights
+from a fixed seed. Its answers are nonsense, but they depend on every cached key and value: a wrong block would change them.
 """
 
 # mypy: ignore-errors
@@ -53,15 +53,15 @@ def make_tokenizer():
     return fast
 
 
-def make_model():
+def make_model(layers, width):
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=VOCABULARY,
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=2,
-            num_attention_heads=2,
+            hidden_size=width,
+            intermediate_size=2 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=width // 64,
             num_key_value_heads=2,
             head_dim=64,
             max_position_embeddings=8192,
@@ -110,7 +110,7 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     make_tokenizer().save_pretrained(folder)
-    model = make_model()
+    model = make_model(*(map(int, sys.argv[2:4]) if len(sys.argv) > 2 else (2, 128)))
     model.save_pretrained(folder, safe_serialization=True)
     for seed, name in enumerate(("adapter-a", "adapter-b"), 1):
         write_adapter(folder / name, model, seed)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,7 +42,7 @@ def config(**changes: object) -> FakeConfig:
 
 
 async def kvlb(*words: str) -> int:
-    return await asyncio.to_thread(cli.main, ["calibrate", *words])
+    return await asyncio.to_thread(cli.main, ["calibrate", "--pause", "0", *words])
 
 
 def test_an_engines_own_times_come_back(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -102,6 +103,48 @@ def test_answers_that_do_not_come_side_by_side_are_left_out(capsys: pytest.Captu
             words = ("--lengths", "16,64", "--batches", "1,4", "--decode-tokens", "8", "--repeats", "1")
             assert await kvlb(engine.url, *words) == 0
             assert "# 4 answers behind 32 tokens did not come side by side\n" in capsys.readouterr().out
+
+    run(check())
+
+
+def test_long_contexts_are_halved_until_they_fit_a_cache_that_is_not_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simulations.probing.read_cache_config", lambda page: [])
+
+    async def check() -> None:
+        async with running(
+            config(speed=20, num_gpu_blocks=300, max_model_len=3000, max_num_batched_tokens=8192)
+        ) as engine:
+            words = ("--lengths", "16", "--batches", "4", "--decode-tokens", "8", "--repeats", "2", "--json")
+            assert await kvlb(engine.url, *words) == 0
+            found = json.loads(capsys.readouterr().out)
+            names = [each["name"] for each in found["samples"]]
+            assert names == ["a prompt of 16", "a token of 4 behind 32", "a token of 4 behind 1024"]
+            assert found["notes"] == []
+            # One before all, then 9 a round, and 4 of the first one that were too long.
+            assert found["requests"] == 2 * 9 + 4
+
+    run(check())
+
+
+def test_the_engine_rests_before_each_sample(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[float] = []
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+
+    monkeypatch.setattr("simulations.calibrate.asyncio", SimpleNamespace(sleep=rest))
+
+    async def check() -> None:
+        async with running(config(speed=20)) as engine:
+            words = ("--lengths", "16,64", "--batches", "1", "--decode-tokens", "8", "--repeats", "2")
+            assert await kvlb(engine.url, *words, "--pause", "0.25") == 0
+            assert rests == [0.25] * 2 * (2 + 2)
+            assert cli.main(["calibrate", engine.url, "--pause", "-1"]) == 2
+            assert "--pause: must be a number of seconds, 0 or more, got -1" in capsys.readouterr().err
 
     run(check())
 
