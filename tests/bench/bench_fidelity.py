@@ -34,7 +34,6 @@ from tests.real.simulated import compared, play_together
 SHAPE: Final = Shape(6, 384)
 CHUNK: Final = 512
 MAX_MODEL_LEN: Final = 4096
-VLLM: Final = "0.32.0"
 
 
 @contextlib.contextmanager
@@ -135,6 +134,7 @@ def main() -> None:
         tempfile.TemporaryDirectory() as scratch,
         running(options.engines, options.blocks, Path(scratch)) as engines,
     ):
+        vllm = json.loads(engines[0].get("/version"))["version"]
         with before(engines[:1], Path(scratch) / "one.log") as gateway:
             latency, error = calibrated(gateway)
         for engine in engines:
@@ -144,7 +144,7 @@ def main() -> None:
             found = compared(trace, seen, gateway.replicas, options.blocks, CHUNK, latency)
     report(
         "fidelity",
-        {**vars(options), "vllm": VLLM, "shape": SHAPE, "chunk": CHUNK, "fit": round(error, 4)},
+        {**vars(options), "vllm": vllm, "shape": SHAPE, "chunk": CHUNK, "fit": round(error, 4)},
         {
             "requests": found.requests,
             "prompt_tokens": found.prompt_tokens,
