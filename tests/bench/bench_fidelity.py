@@ -147,6 +147,7 @@ def main() -> None:
         {**vars(options), "vllm": vllm, "shape": SHAPE, "chunk": CHUNK, "fit": round(error, 4)},
         {
             "requests": found.requests,
+            "engines_chosen": len({each.replica for each in seen}),
             "prompt_tokens": found.prompt_tokens,
             "evicted_tokens": found.evicted,
             "equal": round(found.equal, 4),
