@@ -16,7 +16,8 @@ import aiohttp
 import msgspec
 
 from balancer.core import NOTHING_ASKED, Asked, Candidate
-from simulations.detailed import DetailedFleet, play_detailed
+from simulations.detailed import play_detailed
+from simulations.detailed_fleet import DetailedFleet
 from simulations.latency import LatencyModel
 from simulations.results import Run
 from simulations.traces.trace import Trace
