@@ -55,7 +55,7 @@ FROM_GATEWAY: list[FromGateway] = [
     Hello("0.1", 7, 1),
     Route(
         3, "m", (40, 8), 12, True, False, 5.5, (A,), "id", "/v1/completions", "salt", "t", Urgency.LOW, 4.5,
-        [Chains(2, Lora("l", "/p"), [protocol.packed([1, 2**64 - 1]), b""])], 2**64 - 1,
+        [Chains(2, Lora("l", "/p"), [protocol.packed([1, 2**64 - 1]), b""])], False, 2**64 - 1,
     ),
     Route(4, "m", (), 0, False, True, None, (), "", "", None, "", Urgency.NORMAL, 0.0, []),
     Cancel(3),
