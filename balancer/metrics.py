@@ -49,6 +49,13 @@ class Metrics:
             registry=self._registry,
         )
         service.waiting.on_entry = lambda ticket: self._ahead.labels(ticket.claim.urgency).observe(ticket.ahead)
+        held = Histogram(
+            "kvlb_held_seconds",
+            "How long requests were held until their replica had less to do, however that ended.",
+            buckets=SECONDS,
+            registry=self._registry,
+        )
+        service.turns.on_end = held.observe
         service.waiting.on_end = lambda end: self._waited.labels(end.urgency, end.outcome).observe(end.seconds)
         self._registry.register(_RouterCollector(service))
         self._registry.register(RequestCollector(observer, self.counts))
@@ -89,6 +96,19 @@ class _RouterCollector(IndexCollector):
             "Uncached prompt tokens sent to the replica that it has not answered yet.",
             labels=["replica"],
         )
+        held = GaugeMetricFamily(
+            "kvlb_held_requests", "Requests that are held until the replica has less to do.", labels=["replica"]
+        )
+        speed = GaugeMetricFamily(
+            "kvlb_prefill_tokens_per_second",
+            "Uncached prompt tokens that the replica is thought to compute a second, as far as learned.",
+            labels=["replica"],
+        )
+        wait = GaugeMetricFamily(
+            "kvlb_predicted_wait_seconds",
+            "Seconds until the replica is thought to have computed all prompts that were routed to it.",
+            labels=["replica"],
+        )
         silent = GaugeMetricFamily(
             "kvlb_requests_without_events",
             "Requests that the replica answered, and must have cached something of, since its last KV event.",
@@ -97,14 +117,18 @@ class _RouterCollector(IndexCollector):
         status = GaugeMetricFamily(
             "kvlb_replica_status", "1 for the status that the replica has.", labels=["replica", "status"]
         )
+        now = time.monotonic()
         for live in self._service.router.fleet:
             name = [live.replica.id]
             in_flight.add_metric(name, live.in_flight)
             queued.add_metric(name, live.queued_tokens)
+            held.add_metric(name, len(live.held))
+            speed.add_metric(name, live.prefill.speed(0.0, 0))
+            wait.add_metric(name, live.wait(now))
             silent.add_metric(name, self._service.silence.unheard(live.replica.id))
             for each in Status:
                 status.add_metric([*name, each], float(self._service.router.status(live) is each))
-        return [in_flight, queued, silent, status]
+        return [in_flight, queued, held, speed, wait, silent, status]
 
     def _failures(self) -> Iterable[Metric]:
         failures = CounterMetricFamily(

@@ -1,9 +1,9 @@
 """What two looks at an engine's metrics say of its life: that it sleeps, that its cache is gone, that it is another process.
 
 Knows the series of vLLM 0.8 - 0.32 (``process_start_time_seconds``, ``vllm:prefix_cache_queries_total``,
-``vllm:engine_sleep_state``). Never asks for them, and never knows an index: what follows goes out as an order. It is needed
-because events come late: an engine that has been put to sleep announces its empty cache with the first step after it has woken
-up, and one that is idle announces nothing.
+``vllm:engine_sleep_state``, ``vllm:kv_cache_usage_perc``). Never asks for them, and never knows an index: what follows goes out
+as an order. It is needed because events come late: an engine that has been put to sleep announces its empty cache with the first
+step after it has woken up, and one that is idle announces nothing.
 """
 
 import math
@@ -18,7 +18,8 @@ import msgspec
 from indexer.index import ReplicaId
 
 _SERIES: Final = re.compile(
-    rb"^(process_start_time_seconds|vllm:(?:gpu_)?prefix_cache_queries_total|vllm:engine_sleep_state)(?:\{(.*)\})? (\S+)$",
+    rb"^(process_start_time_seconds|vllm:(?:gpu_)?prefix_cache_queries_total|vllm:engine_sleep_state"
+    rb"|vllm:(?:kv|gpu)_cache_usage_perc)(?:\{(.*)\})? (\S+)$",
     re.MULTILINE,
 )
 _RANK: Final = re.compile(rb'(?:^|,)engine="(\d{1,4})"')
@@ -30,7 +31,8 @@ class Pulse(msgspec.Struct, frozen=True):
 
     ``started`` is when the process began, in seconds since 1970; None where it is not said (several API servers). ``queries``
     counts tokens looked up in the cache since then, over all ranks, ``queries_of`` those of each. ``asleep`` has the ranks that
-    compute nothing, ``emptied`` those of them that gave up their cache for it (sleep level 1 and 2).
+    compute nothing, ``emptied`` those of them that gave up their cache for it (sleep level 1 and 2). ``usage_of`` is, of each
+    rank, the share of its cache that running requests need, 0 to 1.
     """
 
     started: float | None = None
@@ -38,6 +40,7 @@ class Pulse(msgspec.Struct, frozen=True):
     asleep: frozenset[int] = frozenset()
     emptied: frozenset[int] = frozenset()
     queries_of: Mapping[int, float] = {}
+    usage_of: Mapping[int, float] = {}
 
 
 class Order(StrEnum):
@@ -52,6 +55,7 @@ def read_pulse(page: bytes) -> Pulse:
     started: float | None = None
     queries: dict[int, float] = {}  # by rank
     states: dict[str, set[int]] = {}
+    usage: dict[int, float] = {}
     for name, labels, text in _SERIES.findall(page):
         value = _number(text)
         rank = _RANK.search(labels)
@@ -63,13 +67,15 @@ def read_pulse(page: bytes) -> Pulse:
             state = _STATE.search(labels)
             if state and rank and (value == 1) is (state[1] != b"awake"):
                 states.setdefault(state[1].decode(), set()).add(int(rank[1]))
+        elif name.endswith(b"usage_perc"):
+            usage[int(rank[1]) if rank else 0] = min(1.0, value)
         else:
             of = int(rank[1]) if rank else 0
             queries[of] = queries.get(of, 0.0) + value
     emptied = states.get("weights_offloaded", set()) | states.get("discard_all", set())
     total = sum(queries.values()) if queries else None
     asleep = frozenset(states.get("awake", set()) | emptied)
-    return Pulse(started, total, asleep, frozenset(emptied), queries)
+    return Pulse(started, total, asleep, frozenset(emptied), queries, usage)
 
 
 def _number(text: bytes) -> float | None:

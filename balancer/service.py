@@ -97,7 +97,7 @@ class RouterService:
         """Whether this process is about to end, and is to be sent nothing new."""
         self.waiting = Waiting(settings.admission, self.router, self._lease, self._give_back)
         self.turns = Turns(self.router, self._lease, self._give_back)
-        self.yielding = Yielding(settings.admission.tenant_weights)
+        self.yielding = Yielding(settings.admission.tenant_weights, settings.admission.weights)
         self.limiter = Limiter(settings.limits)
         self.memory = ChainMemory(settings.hashing.memory_bytes, secret=secrets.randbits(64))
         self.decisions = DecisionLog(settings.log.decisions_kept)
@@ -147,6 +147,7 @@ class RouterService:
         for task in self._tasks:
             task.cancel()
         self._namesakes.stop()
+        self.turns.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.targets.stop()
         await self.warm.save(logging.INFO)  # before the rest, which may wait for a disk
@@ -593,6 +594,8 @@ class RouterService:
             order = self._pulses.look(replica.id, replica.rank, pulse, clears[replica.id])
             self._obey(replica.id, order, "the engine was restarted")
             self.router.caches.felt(replica.id, pulse.queries_of.get(replica.rank, 0.0))
+            if (usage := pulse.usage_of.get(replica.rank)) is not None:
+                live.usage, live.usage_at = usage, time.monotonic()
 
     def _obey(self, replica: ReplicaId, order: Order | None, reason: str) -> None:
         match order:

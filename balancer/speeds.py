@@ -50,7 +50,7 @@ class PrefillModel:
 
     __slots__ = ("_count", "_cross", "_default", "_moments", "_right", "coefficients")
 
-    _PULL: Final = (4.0, 0.5, 4.0, 4.0)
+    _PULL: Final = (0.3, 0.05, 0.1, 0.1)
 
     def __init__(self, speed: float = PREFILL_SPEED) -> None:
         """``speed`` is what it begins with, in tokens a second.

@@ -68,6 +68,12 @@ class Turns:
             self._let_go(self._held.pop(lease))
         self._look_later()
 
+    def stop(self) -> None:
+        """Nothing happens by itself any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _move(self, held: _Held) -> None:
         """Its replica can take nothing any more."""
         del self._held[held.decision.lease]

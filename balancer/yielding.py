@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from balancer.admission import Urgency
+from balancer.admission import ClassWeights, Urgency
 
 MEMORY_SECONDS: Final = 60.0
 """What a tenant was given so long ago counts a third of what it is given now."""
@@ -20,11 +20,16 @@ MAX_TENANTS: Final = 1_000
 CLASS_SECONDS: Final = {Urgency.HIGH: -30.0, Urgency.NORMAL: 0.0, Urgency.LOW: 30.0}
 
 
+DEFAULT_CLASSES: Final = ClassWeights()
+
+
 class Yielding:
     """Changes with every ``charge``."""
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
+    def __init__(self, weights: Mapping[str, float], classes: ClassWeights = DEFAULT_CLASSES) -> None:
+        """``weights`` are those of tenants, 1 without one; what they were given counts less in a class of more weight."""
         self._weights = weights
+        self._share = {each: classes.normal / float(getattr(classes, each)) for each in Urgency}
         self._given: dict[str, tuple[float, float]] = {}  # seconds for its weight, and when that was so
 
     def __repr__(self) -> str:
@@ -34,7 +39,7 @@ class Yielding:
         """By how much a request of this tenant lets others pass; less than 0 where it passes them."""
         if len(self._given) < 2:  # nobody to yield to
             return CLASS_SECONDS[urgency]
-        return CLASS_SECONDS[urgency] + self._now(tenant, now)
+        return CLASS_SECONDS[urgency] + self._share[urgency] * self._now(tenant, now)
 
     def charge(self, tenant: str, seconds: float, now: float) -> None:
         """So many seconds of prefill are given to a request of this tenant."""

@@ -31,7 +31,7 @@ from balancer.commands.loop import run_loop, stop_signal
 from balancer.errors import BalancerError, ConfigError
 from simulations.demo_load import Load, Result, Workload, play
 
-POLICIES: Final = ("round_robin", "cache_aware")
+POLICIES: Final = ("round_robin", "predicted_ttft")
 MODEL: Final = "demo"
 ENGINES: Final = 4
 READY_SECONDS: Final = 30.0
@@ -243,7 +243,7 @@ class Display:
         share = min(1.0, done.elapsed / seconds)
         bar = "#" * round(20 * share)
         rate = f"{done.token_hit_rate:6.1%}" if done.token_hit_rate is not None else "     -"
-        self._write(f"{policy:12s} [{bar:20s}] {done.requests:4d} requests  token hit rate {rate}", "")
+        self._write(f"{policy:14s} [{bar:20s}] {done.requests:4d} requests  token hit rate {rate}", "")
 
     def clear(self) -> None:
         if self._is_terminal:

@@ -303,8 +303,7 @@ class Attempt(Relay):
         return isinstance(error, TimedOut) and self._means.loop.time() >= self._asking.deadline
 
     def _too_late(self) -> UpstreamTimeout:
-        seconds = self._asking.timeouts.total
-        return UpstreamTimeout(f"the request has not been answered within {seconds:g} s, which is all the time it has")
+        return too_late(self._asking.timeouts)
 
     def _break_off(self, error: RequestError) -> None:
         """End what has begun, visibly without its end: ``error`` is told as the stream's own kind of error, where it is one."""
@@ -312,6 +311,13 @@ class Attempt(Relay):
             told = error if self._means.expose else error.without_names()
             self.reply.write(b"\n\n" + error_event(self._asking.origin.path, told))
         self.reply.break_off()
+
+
+def too_late(timeouts: Timeouts) -> UpstreamTimeout:
+    """What a client is told whose request has had all the time that it may have."""
+    return UpstreamTimeout(
+        f"the request has not been answered within {timeouts.total:g} s, which is all the time it has"
+    )
 
 
 def ending() -> NoReplica:

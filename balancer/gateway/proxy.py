@@ -5,6 +5,7 @@ an answer; after that the answer, good or bad, is the client's.
 """
 
 import asyncio
+from typing import Final
 
 from balancer import openai
 from balancer.admission import Claim, Urgency
@@ -15,7 +16,7 @@ from balancer.decisions import Origin
 from balancer.errors import Contended, NoReplica, RequestError, Saturated
 from balancer.gateway import headers
 from balancer.gateway.access import STRANGER, Access
-from balancer.gateway.attempt import Asking, Attempt, Failed, Means, ending
+from balancer.gateway.attempt import Asking, Attempt, Failed, Means, ending, too_late
 from balancer.gateway.body import unpacked
 from balancer.gateway.reading import conclude, parse, tokenise
 from balancer.gateway.refusals import refuse
@@ -25,6 +26,9 @@ from balancer.http.reply import Reply
 from balancer.limits import NO_PERMIT
 from balancer.observer import Observer
 from balancer.request_counts import RequestCounts
+
+GRACE_SECONDS: Final = 0.1
+"""Whoever keeps a request waiting knows how long it may, and tells better why nothing came of it."""
 
 
 class Proxy:
@@ -99,7 +103,13 @@ class Proxy:
         while True:
             try:
                 placed = service.route_at_once(wanted, asking.origin, asking.claim)
-                decision = placed if isinstance(placed, Decision) else await placed
+                if isinstance(placed, Decision):
+                    decision = placed
+                else:
+                    async with asyncio.timeout_at(asking.deadline + GRACE_SECONDS):
+                        decision = await placed
+            except TimeoutError:
+                raise too_late(asking.timeouts) from None
             except (NoReplica, Contended, Saturated):
                 if told is not None:
                     raise told from None

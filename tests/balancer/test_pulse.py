@@ -27,6 +27,13 @@ def test_the_page_of_every_release_is_read(version: str) -> None:
     assert found.queries == (240 if version == "0.11.0" else 120), "0.11 has the counter under two names"
 
 
+@pytest.mark.parametrize("version", ["0.11.0", "0.32.0"])
+def test_how_much_of_each_cache_is_needed_is_read(version: str) -> None:
+    needed = [RankFigures(rank, 0, 0, share, 0, 0, 0, 0, 0, {}) for rank, share in enumerate((0.25, 1.0))]
+    found = read_pulse(page(config(vllm_version=version), 1.0, needed).encode())
+    assert dict(found.usage_of) == {0: 0.25, 1: 1.0}
+
+
 @pytest.mark.parametrize(("level", "emptied"), [(0, set()), (1, {0, 1}), (2, {0, 1})])
 def test_sleep_of_each_level_is_seen(level: int, emptied: set[int]) -> None:
     text = page(config(), 1.0, [figures(0), figures(1)], is_asleep=True, sleep_level=level)

@@ -1,12 +1,14 @@
 """What one decision costs: ``python -m tests.bench.bench_router``, one JSON line a case.
 
 From token ids to a released lease: chain, match, choice, expectation, release; CPU time of the process in milliseconds. cold:
-the prompt was never seen. warm: its chain is remembered and the replicas hold it. Events are applied apart and not counted.
+the prompt was never seen. warm: its chain is remembered and the replicas hold it. Events are applied apart and not counted. choice: what the
+policy costs beside the match (candidates and choice, in microseconds), on a fleet that is busy.
 """
 
 import random
 import statistics
 import time
+from collections.abc import Callable
 
 from balancer.core import Decision, Outcome, Replica, RouteRequest
 from balancer.hashes import PromptHashes
@@ -21,11 +23,12 @@ from tests.bench.report import report
 
 RECIPE = Recipe(block_size=16)
 REPEATS = 40
+ROUNDS, CALLS = 7, 300
 VOCABULARY = 128_000
 
 
 def fleet(count: int) -> Router:
-    router = Router(make("cache_aware"), "cache_aware")
+    router = Router(make("predicted_ttft"), "predicted_ttft")
     for at in range(count):
         router.put(Replica(ReplicaId(f"10.0.0.{at}:8000"), f"http://10.0.0.{at}:8000", models=("m",), recipe=RECIPE))
     return router
@@ -57,8 +60,37 @@ def case(name: str, replicas: int, length: int) -> None:
     report("decision", {"case": name, "replicas": replicas, "tokens": length, "block_size": 16, "seed": 1}, figures)
 
 
+def choice(replicas: int, length: int) -> None:
+    """Against the match alone, of the same request: the best of several rounds of each."""
+    router, memory, dice = fleet(replicas), ChainMemory(), random.Random(1)
+    request = RouteRequest(
+        "m", PromptHashes([[dice.randrange(VOCABULARY) for _ in range(length)]], None, memory), (length,)
+    )
+    now = 0.0
+    for _ in range(4 * replicas):
+        now += 0.05
+        router.route(request, now, dice.random())
+    fleet_of = [live.replica for live in router.fleet]
+
+    def best(call: Callable[[], object]) -> float:
+        times = []
+        for _ in range(ROUNDS):
+            started = time.process_time()
+            for _ in range(CALLS):
+                call()
+            times.append((time.process_time() - started) / CALLS * 1e6)
+        return min(times)
+
+    match = best(lambda: router.caches.matcher.match(request, fleet_of))
+    both = best(lambda: router._choose(request, now, 0.5))
+    figures: dict[str, object] = {"match_us": round(match, 1), "choice_us": round(both - match, 1)}
+    report("decision", {"case": "choice", "replicas": replicas, "tokens": length, "block_size": 16, "seed": 1}, figures)
+
+
 if __name__ == "__main__":
     for replicas in (8, 64):
         for length in (1_024, 8_192, 131_072):
             for name in ("cold", "warm"):
                 case(name, replicas, length)
+    for replicas in (8, 64):
+        choice(replicas, 8_192)

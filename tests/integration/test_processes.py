@@ -219,12 +219,12 @@ def test_the_demo_shows_what_routing_by_cache_is_worth(tmp_path: Path) -> None:
     code, lines = finished("demo", "--seconds", "2", "--json", str(path), seconds=120)
     assert code == 0, lines
     policies = json.loads(path.read_text())
-    assert list(policies) == ["round_robin", "cache_aware"]
+    assert list(policies) == ["round_robin", "predicted_ttft"]
     for figures in policies.values():
         assert figures["failed"] == 0
         assert figures["exact_share"] > 0.98
         assert 0 < figures["ttft_p50_s"] <= figures["ttft_p99_s"]
-    assert policies["cache_aware"]["token_hit_rate"] > policies["round_robin"]["token_hit_rate"]
+    assert policies["predicted_ttft"]["token_hit_rate"] > policies["round_robin"]["token_hit_rate"]
 
 
 def test_the_module_and_the_console_script_are_the_same_command() -> None:

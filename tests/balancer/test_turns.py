@@ -1,0 +1,206 @@
+"""``balancer/turns.py``: who is held goes when its replica has less to do, or elsewhere, and leaves nothing behind."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from balancer.admission import Claim, Urgency
+from balancer.core import Decision, Outcome, RouteRequest
+from balancer.decisions import NOBODY
+from balancer.errors import NoReplica
+from balancer.fleet import Drain, Status
+from balancer.service import RouterService
+from balancer.settings import PolicySettings, Settings
+from indexer.index import ReplicaId
+from tests.support.routing import replica
+from tests.support.waiting import eventually, run
+
+A, B = ReplicaId("a"), ReplicaId("b")
+
+Waiter = asyncio.Task[Decision]
+
+
+class Front:
+    """A service with one replica that computes 100 tokens a second; it is fed one request at a time."""
+
+    def __init__(self, **settings: Any) -> None:
+        given = {"feed_tokens": 0, "feed_seconds": 0.05, **settings}
+        self.service = RouterService(Settings(policy=PolicySettings(settings=given)))
+        self.held: list[float] = []
+        self.service.turns.on_end = self.held.append
+        self.put("a")
+
+    def put(self, name: str) -> None:
+        self.service.router.put(replica(name))
+        live = self.service.router.fleet.get(ReplicaId(name))
+        assert live is not None
+        live.fix_speed(100.0)
+
+    def ask(self, tokens: int, tenant: str = "t", urgency: Urgency = Urgency.NORMAL, **changes: Any) -> Waiter:
+        request = RouteRequest("m", size_hint=tokens, **changes)
+        return asyncio.create_task(self.service.route(request, NOBODY, Claim(tenant, urgency)))
+
+    async def answer(self, decision: Decision) -> None:
+        self.service.started(decision.lease)
+        await self.service.release(decision.lease, Outcome.OK)
+
+
+def with_front(check: Callable[[Front], Awaitable[None]], **settings: Any) -> None:
+    async def begin() -> None:
+        front = Front(**settings)
+        await front.service.start()
+        try:
+            await check(front)
+            assert not len(front.service.turns)
+            assert front.service.router.fleet.open_leases == 0
+            assert not front.service.router.fleet.has_held
+        finally:
+            await front.service.stop()
+
+    run(begin())
+
+
+async def settle() -> None:
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+def test_an_idle_fleet_holds_nobody() -> None:
+    async def check(front: Front) -> None:
+        for _ in range(20):
+            await front.answer(await front.ask(1_000))
+        assert not front.held
+
+    with_front(check)
+
+
+def test_the_shortest_goes_first_whoever_came_first() -> None:
+    async def check(front: Front) -> None:
+        first = await front.ask(100_000)
+        long, short, middle = front.ask(5_000), front.ask(100), front.ask(1_000)
+        await settle()
+        assert len(front.service.turns) == 3
+        assert not any(each.done() for each in (long, short, middle))
+        order = []
+        await front.answer(first)
+        for _ in range(3):
+            await settle()
+            (done,) = [each for each in (long, short, middle) if each.done() and each not in order]
+            order.append(done)
+            await front.answer(done.result())
+        assert order == [short, middle, long]
+        assert len(front.held) == 3
+
+    with_front(check)
+
+
+def test_without_an_order_nobody_is_held() -> None:
+    async def check(front: Front) -> None:
+        for decision in [await front.ask(5_000) for _ in range(5)]:
+            await front.answer(decision)
+
+    with_front(check, ageing="off")
+
+
+def test_time_alone_lets_the_next_one_go() -> None:
+    """A whole answer tells no first output; its prompt is taken for computed when it should be."""
+
+    async def check(front: Front) -> None:
+        first = await front.ask(20, tells_start=False)
+        second = front.ask(10)
+        await settle()
+        assert not second.done()
+        decision = await second
+        await front.answer(decision)
+        await front.service.release(first.lease, Outcome.OK)
+
+    with_front(check)
+
+
+@pytest.mark.parametrize("how", ["lost", "drained", "removed"])
+def test_whose_replica_is_gone_goes_elsewhere(how: str) -> None:
+    async def check(front: Front) -> None:
+        first = await front.ask(10_000)
+        second = front.ask(100)
+        await settle()
+        front.put("b")
+        if how == "lost":
+            front.service.router.set_status(A, Status.LOST)
+        elif how == "drained":
+            front.service.drain("a", Drain.ASKED)
+        else:
+            front.service.router.remove(A)
+        front.service.turns.look()
+        decision = await second
+        assert decision.replica.id == B
+        await front.answer(decision)
+        await front.service.release(first.lease, Outcome.UNREACHABLE)
+
+    with_front(check)
+
+
+def test_where_nobody_is_left_that_is_told() -> None:
+    async def check(front: Front) -> None:
+        first = await front.ask(10_000)
+        second = front.ask(100)
+        await settle()
+        front.service.router.set_status(A, Status.LOST)
+        front.service.turns.look()
+        with pytest.raises(NoReplica):
+            await second
+        await front.service.release(first.lease, Outcome.UNREACHABLE)
+
+    with_front(check)
+
+
+def test_who_goes_away_leaves_nothing() -> None:
+    async def check(front: Front) -> None:
+        first = await front.ask(10_000)
+        waiting = [front.ask(100 + at) for at in range(5)]
+        await settle()
+        for each in waiting[1:4]:
+            each.cancel()
+        await settle()
+        assert len(front.service.turns) == 2
+        await front.answer(first)
+        for each in (waiting[0], waiting[4]):
+            await front.answer(await each)
+
+    with_front(check)
+
+
+def test_who_goes_away_in_the_moment_of_its_turn_leaves_nothing() -> None:
+    async def check(front: Front) -> None:
+        first = await front.ask(10_000)
+        second = front.ask(100)
+        await settle()
+        await front.answer(first)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        await eventually(lambda: not front.service.router.fleet.open_leases)
+
+    with_front(check)
+
+
+def test_one_tenants_flood_is_passed_by_another() -> None:
+    async def check(front: Front) -> None:
+        first = await front.ask(10_000)
+        flood = [front.ask(500, "large") for _ in range(10)]
+        await settle()
+        other = front.ask(600, "small")
+        urgent = front.ask(900, "large", Urgency.HIGH)
+        await settle()
+        order = []
+        await front.answer(first)
+        for _ in range(12):
+            await settle()
+            (done,) = [each for each in (*flood, other, urgent) if each.done() and each not in order]
+            order.append(done)
+            await front.answer(done.result())
+        assert order[0] is urgent
+        assert order.index(other) <= 2, "one of theirs was there before anybody else asked"
+
+    with_front(check)
