@@ -2,8 +2,8 @@
 
 Knows the series of vLLM 0.8 - 0.32 (``process_start_time_seconds``, ``vllm:prefix_cache_queries_total``,
 ``vllm:engine_sleep_state``, ``vllm:kv_cache_usage_perc``). Never asks for them, and never knows an index: what follows goes out
-as an order. It is needed because events come late: an engine that has been put to sleep announces its empty cache with the first
-step after it has woken up, and one that is idle announces nothing.
+as an order. It is needed because events come late: an engine that has been put to sleep announces its empty cache with the
+first step after it has woken up, and one that is idle announces nothing.
 """
 
 import math

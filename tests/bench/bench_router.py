@@ -1,8 +1,8 @@
 """What one decision costs: ``python -m tests.bench.bench_router``, one JSON line a case.
 
 From token ids to a released lease: chain, match, choice, expectation, release; CPU time of the process in milliseconds. cold:
-the prompt was never seen. warm: its chain is remembered and the replicas hold it. Events are applied apart and not counted. choice: what the
-policy costs beside the match (candidates and choice, in microseconds), on a fleet that is busy.
+the prompt was never seen. warm: its chain is remembered and the replicas hold it. Events are applied apart and not counted.
+choice: what the policy costs beside the match (candidates and choice, in microseconds), on a fleet that is busy.
 """
 
 import random
