@@ -86,6 +86,7 @@ class LiveReplica:
         "rests_until",
         "room_tokens",
         "sent_seconds",
+        "told",
         "told_seconds",
         "usage",
         "usage_at",
@@ -110,7 +111,8 @@ class LiveReplica:
         self.usage_at = -math.inf
         self.clear_at = -math.inf
         self.sent_seconds = 0.0
-        self.told_seconds = 0.0  # of those that were sent and tell their first output
+        self.told = 0  # of those that were sent, how many tell their first output,
+        self.told_seconds = 0.0  # and their seconds
         self.priced_at = math.nan  # seconds for 1,000 tokens, by which all of them are counted
         self.computing_since: float | None = None
         self.bundle: _Bundle | None = None
@@ -260,6 +262,7 @@ class Fleet:
         self._held: dict[int, LiveReplica] = {}  # by lease
         self._next_lease = 1
         self._work = _Decaying()
+        self._busy = _Averaged()
         self._able: int | None = None  # how many are available, as long as nothing changes
 
     def __repr__(self) -> str:
@@ -357,7 +360,7 @@ class Fleet:
         self._work.add(seconds, now)
         given = self._leases[lease] = _Lease(live, uncached_tokens, tokens, seconds, now, context, answers, tells_start)
         if rank is None or (not live.held and self._takes(live, now)) or len(live.held) >= MAX_HELD:
-            _send(live, lease, given, now)
+            self._send(live, lease, given, now)
         else:
             given.is_held = True
             self._held[lease] = live
@@ -388,7 +391,7 @@ class Fleet:
             given = self._leases[lease]
             given.is_held = False
             del self._held[lease]
-            _send(live, lease, given, now)
+            self._send(live, lease, given, now)
             going.append(lease)
         return going
 
@@ -410,7 +413,7 @@ class Fleet:
         has_passed = live.pass_over(now)
         if live.learns and not has_passed and next(iter(live.queue)) == lease:
             self._learn(live, given, now)
-        _answered(live, lease, given)
+        self._answered(live, lease, given, now)
         self.reprice(live)
         # What was expected of the time until now was right or wrong: from here on only what is left counts.
         live.clear_at = now + live.sent_seconds
@@ -433,12 +436,12 @@ class Fleet:
         elif held.is_waiting and is_good:
             if next(iter(live.queue)) == lease:
                 live.computing_since = None  # since when is the next one's secret
-            _answered(live, lease, held)
+            self._answered(live, lease, held, now)
         elif held.is_waiting:  # nothing of it was computed, as far as anybody knows
             is_first = next(iter(live.queue)) == lease
             left = live.clear_at - (0.0 if held.is_passed else held.seconds)
             self._work.take_back(held.seconds, held.came_at)
-            _answered(live, lease, held)
+            self._answered(live, lease, held, now)
             # The time that has passed was spent on the first one: with that, it is lost, and the next one begins now.
             live.clear_at = now + live.sent_seconds if is_first else max(now, left)
             if is_first:
@@ -448,10 +451,38 @@ class Fleet:
         return live
 
     def utilisation(self, now: float) -> float:
-        """How much of the time of those that are available the prompts of the last minute take; above 1 they pile up."""
+        """How much of the time of those that are available the prompts of the last minute take; above 1 they pile up.
+
+        What was expected to be cached may be gone when its turn comes, so it is at least the share of them that was busy.
+        """
         if self._able is None:
             self._able = sum([live.is_available() for live in self])
-        return self._work.rate(now) / max(1, self._able)
+        return max(self._work.rate(now), self._busy.mean(now)) / max(1, self._able)
+
+    def _send(self, live: LiveReplica, lease: int, given: _Lease, now: float) -> None:
+        if not live.queue:
+            live.computing_since = now
+        live.queue[lease] = given
+        given.sent_at = now
+        live.sent_seconds += given.seconds
+        live.clear_at = given.due_at = max(live.clear_at, now) + given.seconds
+        if given.tells_start:
+            live.told_seconds += given.seconds
+            live.told += 1
+            if live.told == 1:
+                self._busy.change(1, now)
+
+    def _answered(self, live: LiveReplica, lease: int, given: _Lease, now: float) -> None:
+        del live.queue[lease]
+        if not given.is_passed:
+            live.sent_seconds = live.sent_seconds - given.seconds if live.queue else 0.0
+        if given.tells_start:
+            live.told_seconds = max(0.0, live.told_seconds - given.seconds) if live.queue else 0.0
+            live.told -= 1
+            if not live.told:
+                self._busy.change(-1, now)
+        live.queued_tokens -= given.queued_tokens
+        given.queued_tokens, given.is_waiting = 0, False
 
     def reprice(self, live: LiveReplica) -> None:
         """Count anew what the replica has to do, if it turned out to be much faster or slower."""
@@ -505,27 +536,6 @@ class Fleet:
         bundle.seconds += seconds
 
 
-def _send(live: LiveReplica, lease: int, given: _Lease, now: float) -> None:
-    if not live.queue:
-        live.computing_since = now
-    live.queue[lease] = given
-    given.sent_at = now
-    live.sent_seconds += given.seconds
-    if given.tells_start:
-        live.told_seconds += given.seconds
-    live.clear_at = given.due_at = max(live.clear_at, now) + given.seconds
-
-
-def _answered(live: LiveReplica, lease: int, given: _Lease) -> None:
-    del live.queue[lease]
-    if not given.is_passed:
-        live.sent_seconds = live.sent_seconds - given.seconds if live.queue else 0.0
-    if given.tells_start:
-        live.told_seconds = max(0.0, live.told_seconds - given.seconds) if live.queue else 0.0
-    live.queued_tokens -= given.queued_tokens
-    given.queued_tokens, given.is_waiting = 0, False
-
-
 class _Decaying:
     """How much has come a second lately: what came ``MEMORY_SECONDS`` ago counts a third of what comes now."""
 
@@ -548,3 +558,24 @@ class _Decaying:
 
     def _left(self, now: float) -> float:
         return self._sum * math.exp(min(0.0, self._at - now) / MEMORY_SECONDS) if self._sum else 0.0
+
+
+class _Averaged:
+    """What a count was on average lately: what it was ``MEMORY_SECONDS`` ago counts a third of what it is now."""
+
+    __slots__ = ("_at", "_count", "_mean")
+
+    def __init__(self) -> None:
+        self._at = -math.inf
+        self._count = 0
+        self._mean = 0.0
+
+    def change(self, by: int, now: float) -> None:
+        self._mean = self.mean(now)
+        self._at = max(self._at, now)
+        self._count += by
+
+    def mean(self, now: float) -> float:
+        if self._at == -math.inf:
+            return 0.0
+        return self._count + (self._mean - self._count) * math.exp(min(0.0, self._at - now) / MEMORY_SECONDS)

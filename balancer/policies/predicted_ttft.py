@@ -50,7 +50,7 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     price: Seconds | None = None
-    max_price: Annotated[float, msgspec.Meta(ge=1)] = 10.0
+    max_price: Annotated[float, msgspec.Meta(ge=1)] = 100.0
     eviction: Annotated[float, msgspec.Meta(ge=0)] = 1.0
     eviction_seconds: Annotated[float, msgspec.Meta(gt=0)] = 300.0
     request_weight: Seconds = 0.01

@@ -281,7 +281,16 @@ def test_the_utilisation_is_the_share_of_time_that_the_last_minute_takes() -> No
     owner = slow("a", "b")
     assert owner.utilisation(0.0) == 0
     for second in range(600):
-        acquire(owner, 100, float(second))  # one second's work a second, for two
+        lease = acquire(owner, 100, float(second))  # one second's work a second, for two
+        owner.started(lease, second + 1.0)
+    assert owner.utilisation(600.0) == pytest.approx(0.5, rel=0.02)
+    assert owner.utilisation(600.0 + MEMORY_SECONDS) == pytest.approx(0.5 / math.e, rel=0.02)
+
+
+def test_who_is_busy_has_no_time_whatever_was_expected_of_the_work() -> None:
+    owner = slow("a", "b")
+    for second in range(600):  # one in a hundred seconds of work is expected, and takes the whole second
+        owner.started(acquire(owner, 1, float(second)), second + 1.0)
     assert owner.utilisation(600.0) == pytest.approx(0.5, rel=0.02)
     assert owner.utilisation(600.0 + MEMORY_SECONDS) == pytest.approx(0.5 / math.e, rel=0.02)
 

@@ -155,7 +155,7 @@ def test_what_is_queued_is_what_the_engine_will_compute_whatever_the_policy_look
 
 def test_an_explanation_weighs_as_the_choice_did() -> None:
     """A price that depends on how busy the fleet was is that of the moment."""
-    owner = router(make("predicted_ttft"))
+    owner = router(make("predicted_ttft", {"max_price": 10.0}))
     hold(owner, A, stored(PROMPT))
     for name in "ab":
         live = owner.fleet.get(ReplicaId(name))

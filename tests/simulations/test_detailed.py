@@ -19,6 +19,7 @@ from simulations.engine import Engine, EngineConfig, EngineRequest
 from simulations.grid import encode
 from simulations.keys import TraceKeys
 from simulations.latency import LatencyModel
+from simulations.named_policies import parse
 from simulations.paths import Paths
 from simulations.results import REFUSED, Run, summarise
 from simulations.sequences import KeyPrompt
@@ -55,7 +56,8 @@ def talks(count: int = 40, turns: int = 6, gap: float = 1.0, seed: int = 1, paus
 
 
 def played(trace: Trace, fleet: DetailedFleet = FLEET, policy: str = "predicted_ttft", seed: int = 1) -> Run:
-    return play_detailed(trace, fleet, lambda: make(policy), policy, derived_sessions(trace), seed)
+    (named,) = parse(policy)
+    return play_detailed(trace, fleet, named.make, policy, derived_sessions(trace), seed)
 
 
 def changed(**changes: Any) -> DetailedFleet:
@@ -178,13 +180,14 @@ def alone(draw: st.DrawFn) -> Trace:
     return trace_of(*requests)
 
 
-@pytest.mark.parametrize("policy", ["round_robin", "predicted_ttft", "longest_prefix"])
+@pytest.mark.parametrize("policy", ["round_robin", "predicted_ttft(eviction=0)", "longest_prefix"])
 @settings(max_examples=40, deadline=None)
 @given(trace=alone(), blocks=st.integers(8, 30))
 def test_one_prompt_at_a_time_hits_what_the_simple_model_says(policy: str, trace: Trace, blocks: int) -> None:
     sessions = derived_sessions(trace)
     simple = SimpleFleet(replicas=2, blocks=blocks, block_size=SIZE, prefill_tps=1000.0)
-    theirs = play(trace, Paths(trace, SIZE), simple, make(policy), policy, sessions)
+    (named,) = parse(policy)  # how full a cache is, events tell in their own time
+    theirs = play(trace, Paths(trace, SIZE), simple, named.make(), policy, sessions)
     mine = played(trace, changed(replicas=2, blocks=blocks), policy)
     assert (list(mine.chosen), list(mine.hits)) == (list(theirs.chosen), list(theirs.hits))
     assert mine.misses == theirs.misses

@@ -38,7 +38,8 @@ def test_a_price_is_worth_that_much_more_waiting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("utilisation", "price"), [(0.0, 1.0), (0.5, 2.0), (0.75, 4.0), (0.9, 10.0), (0.99, 10.0), (1.0, 10.0), (3.0, 10.0)]
+    ("utilisation", "price"),
+    [(0.0, 1.0), (0.5, 2.0), (0.75, 4.0), (0.9, 10.0), (0.99, 100.0), (1.0, 100.0), (3.0, 100.0)],
 )
 def test_without_a_number_the_price_is_what_the_fleet_has_no_room_for(utilisation: float, price: float) -> None:
     (cost,) = PredictedTtft().costs([candidate("a", speed=100.0)], Asked(utilisation=utilisation))
