@@ -36,8 +36,8 @@ OVERDUE_TIMES: Final = 2.0
 REPRICE: Final = 1.2
 """By how many times a speed has to change for what is queued to be counted anew."""
 
-MAX_HELD: Final = 1_000
-"""Requests that are held for one replica, with their bodies in memory; more are sent as they come."""
+MAX_HELD: Final = 256
+"""Requests that are held for one replica, with their bodies in memory; of more, the first is sent whatever there is to do."""
 
 ONE_MOMENT: Final = 0.003
 """Seconds; two prompts that are computed within them were computed in one step."""
@@ -359,7 +359,7 @@ class Fleet:
         live.wrote(uncached_tokens, now)
         self._work.add(seconds, now)
         given = self._leases[lease] = _Lease(live, uncached_tokens, tokens, seconds, now, context, answers, tells_start)
-        if rank is None or (not live.held and self._takes(live, now)) or len(live.held) >= MAX_HELD:
+        if rank is None or (not live.held and self._takes(live, now)):
             self._send(live, lease, given, now)
         else:
             given.is_held = True
@@ -383,9 +383,9 @@ class Fleet:
         return list(self._held.items())
 
     def dispatch(self, live: LiveReplica, now: float) -> list[int]:
-        """The leases that are held no longer, in order: their requests are to be sent now."""
+        """The leases that are held no longer, in order: their requests are to be sent now. Call it after ``acquire``, too."""
         going = []
-        while live.held and self._takes(live, now):
+        while live.held and (len(live.held) > MAX_HELD or self._takes(live, now)):
             _, lease, seconds = live.held.pop(0)
             live.held_seconds = live.held_seconds - seconds if live.held else 0.0
             given = self._leases[lease]

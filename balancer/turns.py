@@ -55,7 +55,7 @@ class Turns:
         held = _Held(request, decision, sent, future, time.monotonic())
         self._held[decision.lease] = held
         future.add_done_callback(lambda _: self._done(held))
-        self._look_later()
+        self.look()
         return future
 
     def look(self) -> None:

@@ -182,9 +182,9 @@ class _Play(Course):
         self._chosen[request] = int(decision.replica.id[1:])
         if self._gateways[gateway].is_held(decision.lease):
             self._held[gateway, decision.lease] = _Held(request, attempt, came, decision)
+            self._look(now, gateway)
         else:
             self._send(now, gateway, _Held(request, attempt, came, decision))
-        self._look_later(gateway)
 
     def _look(self, now: float, gateway: int) -> None:
         """Who was held at this gateway goes on, if it is time; whoever it was held for may be gone."""

@@ -219,6 +219,7 @@ class _Play(Course):
         self._holdings.expect(lease, number, path)
         if self._fleet.is_held(lease):
             self._held[lease] = request
+            self._dispatch(now, lane)
         else:
             lane.queue.append((request, lease))
             self._begin(now, lane)

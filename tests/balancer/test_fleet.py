@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.fleet import MEMORY_SECONDS, Drain, Fleet, LiveReplica, Status
+from balancer.fleet import MAX_HELD, MEMORY_SECONDS, USAGE_SECONDS, Drain, Fleet, LiveReplica, Status
 from balancer.speeds import PREFILL_SPEED
 from indexer.index import ReplicaId
 from tests.support.routing import replica
@@ -339,3 +339,104 @@ def test_what_was_never_computed_was_no_work() -> None:
     owner.started(done, 31.0)
     owner.release(done, 32.0)
     assert owner.utilisation(32.0) > alone
+
+
+# Who is held
+
+
+def test_what_is_held_goes_in_the_order_of_ranks_when_there_is_less_to_do() -> None:
+    owner = slow("a")  # 1,024 tokens are enough to do
+    first = owner.acquire(live(owner), 2000, 2000, 0.0, 0.0)
+    others = [owner.acquire(live(owner), 100, 100, 0.0, rank) for rank in (3.0, 1.0, 2.0)]
+    assert [owner.is_held(each) for each in (first, *others)] == [False, True, True, True]
+    assert owner.dispatch(live(owner), 0.0) == []
+    wait, passed = live(owner).standing(1.5, 0.0)
+    assert wait == pytest.approx(21.0)
+    assert passed == 2
+    assert live(owner).wait(0.0) == pytest.approx(23.0)
+    assert live(owner).waiting == 4
+    assert owner.due(live(owner)) == pytest.approx(20 - 10.24)
+    owner.started(first, 15.0)
+    assert owner.dispatch(live(owner), 15.0) == [others[1], others[2], others[0]]
+    assert not owner.has_held
+    assert owner.due(live(owner)) is None
+
+
+def test_who_is_held_and_goes_away_is_nobodys_wait() -> None:
+    owner = slow("a")
+    first = owner.acquire(live(owner), 2000, 2000, 0.0, 0.0)
+    second, third = [owner.acquire(live(owner), 100, 100, 0.0, 1.0) for _ in range(2)]
+    owner.release(second, 1.0)
+    assert live(owner).wait(1.0) == pytest.approx(20.0)
+    assert owner.held() == [(third, live(owner))]
+    owner.started(first, 20.0)
+    assert owner.dispatch(live(owner), 20.0) == [third]
+    owner.release(first, 21.0, is_good=True)
+    owner.release(third, 21.0, is_good=True)
+    assert (live(owner).in_flight, live(owner).queued_tokens, owner.open_leases) == (0, 0, 0)
+
+
+def test_more_than_may_be_held_pushes_the_first_out() -> None:
+    owner = slow("a")
+    owner.acquire(live(owner), 10_000, 10_000, 0.0, 0.0)
+    held = [owner.acquire(live(owner), 1, 1, 0.0, float(-at)) for at in range(MAX_HELD + 1)]
+    assert owner.dispatch(live(owner), 0.0) == [held[-1]]
+    assert len(live(owner).held) == MAX_HELD
+
+
+def test_a_slower_replica_than_was_thought_has_more_to_do() -> None:
+    owner = slow("a")
+    owner.acquire(live(owner), 2000, 2000, 0.0, 0.0)
+    owner.acquire(live(owner), 100, 100, 0.0, 1.0)
+    live(owner).fix_speed(50.0)
+    owner.reprice(live(owner))
+    assert live(owner).wait(0.0) == pytest.approx(42.0)
+    live(owner).fix_speed(51.0)
+    owner.reprice(live(owner))
+    assert live(owner).wait(0.0) == pytest.approx(42.0), "so little is not worth it"
+
+
+def test_speeds_are_learned_from_first_outputs_in_their_turn() -> None:
+    owner = fleet("a", "b")
+    for at in range(20):
+        for name, seconds in (("a", 1.0), ("b", 2.0)):
+            lease = acquire(owner, 1000, 10.0 * at, name)
+            owner.started(lease, 10.0 * at + seconds)
+            owner.release(lease, 10.0 * at + 3)
+    ratio = live(owner).prefill.speed(0, 0) / live(owner, "b").prefill.speed(0, 0)
+    assert ratio == pytest.approx(2.0, rel=0.25)
+    assert 500 < live(owner).prefill.speed(0, 0) < 1500
+
+
+def test_whole_answers_teach_nothing_and_are_not_awaited_for_ever() -> None:
+    owner = slow("a")
+    whole = acquire(owner, 100, 0.0, tells_start=False)
+    streamed = acquire(owner, 100, 60.0)
+    assert live(owner).wait(60.0) == pytest.approx(1.0)
+    owner.started(streamed, 61.0)
+    assert live(owner).wait(61.0) == 0, "the other one was computed long ago, and answers whole"
+    owner.release(whole, 90.0, is_good=True)
+    owner.release(streamed, 90.0, is_good=True)
+    assert live(owner).queued_tokens == 0
+
+
+def test_a_full_cache_turns_over_as_fast_as_it_is_written() -> None:
+    owner = slow("a")
+    each = live(owner)
+    each.room_tokens = 6_000
+    for second in range(600):
+        owner.release(acquire(owner, 100, float(second)), second + 0.5)
+        if second < 50:
+            assert each.turnover(float(second)) == math.inf, "there is room"
+    assert each.turnover(600.0) == pytest.approx(60.0, rel=0.05)
+    each.holds(5_900)
+    assert each.turnover(600.0) < math.inf
+    each.holds(0)
+    assert each.turnover(600.0) == math.inf, "the engine has begun anew"
+
+
+def test_what_an_engine_says_of_its_use_holds_for_a_moment() -> None:
+    each = live(fleet("a"))
+    each.usage, each.usage_at = 0.9, 100.0
+    assert each.usage_now(101.0) == 0.9
+    assert each.usage_now(101.0 + USAGE_SECONDS) == 0

@@ -159,7 +159,8 @@ def play_blocks(trace: Trace, fleet: SimpleFleet, policy: Policy, name: str, ses
         if not router.is_held(decision.lease):
             queues[at].append(request)
             begin(now, at)
-        look_later(at)
+        else:
+            dispatch(now, at)
 
     happens: dict[str, Callable[..., None]] = {"computed": computed, "ended": ended, "dispatch": dispatch}
     for request, arrival in enumerate(trace.arrivals):
