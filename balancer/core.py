@@ -23,11 +23,13 @@ from indexer.index import Keys, ReplicaId
 class Feed(msgspec.Struct, frozen=True, kw_only=True):
     """What keeps a replica busy until it can be sent more; what goes beyond that is held.
 
-    ``tokens`` are for engines that compute several short prompts in one step, ``seconds`` for the way there.
+    A replica has enough to do with so many uncached ``tokens`` that were sent and are not computed, if that takes more than so
+    many ``seconds``: an engine computes several short prompts in one step. Of at most ``small`` uncached tokens none is held.
     """
 
-    seconds: float = 0.05
     tokens: int = 1024
+    seconds: float = 0.05
+    small: int = 256
 
 
 DEFAULT_FEED: Final = Feed()

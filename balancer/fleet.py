@@ -75,6 +75,7 @@ class LiveReplica:
         "health",
         "held",
         "held_seconds",
+        "held_tokens",
         "in_flight",
         "last_lease",
         "learns",
@@ -105,6 +106,7 @@ class LiveReplica:
         self.queue: dict[int, _Lease] = {}  # those that were sent and are not computed, in that order
         self.held: list[tuple[float, int, float]] = []  # (rank, lease, seconds) of those that are not sent, in order
         self.held_seconds = 0.0
+        self.held_tokens = 0
         self.active_tokens = 0
         self.room_tokens = 0
         self.usage = 0.0
@@ -352,6 +354,7 @@ class Fleet:
         lease, self._next_lease = self._next_lease, self._next_lease + 1
         context, answers = tokens - uncached_tokens / 2, live.answering
         seconds = live.prefill.seconds(uncached_tokens, context, answers)
+        goes = rank is None or uncached_tokens <= self._feed.small or (not live.held and self._takes(live, now))
         live.in_flight += 1
         live.last_lease = lease
         live.queued_tokens += uncached_tokens
@@ -359,13 +362,14 @@ class Fleet:
         live.wrote(uncached_tokens, now)
         self._work.add(seconds, now)
         given = self._leases[lease] = _Lease(live, uncached_tokens, tokens, seconds, now, context, answers, tells_start)
-        if rank is None or (not live.held and self._takes(live, now)):
+        if rank is None or goes:
             self._send(live, lease, given, now)
         else:
             given.is_held = True
             self._held[lease] = live
             insort(live.held, (rank, lease, seconds))
             live.held_seconds += seconds
+            live.held_tokens += uncached_tokens
         return lease
 
     def is_held(self, lease: int) -> bool:
@@ -389,6 +393,7 @@ class Fleet:
             _, lease, seconds = live.held.pop(0)
             live.held_seconds = live.held_seconds - seconds if live.held else 0.0
             given = self._leases[lease]
+            live.held_tokens -= given.queued_tokens
             given.is_held = False
             del self._held[lease]
             self._send(live, lease, given, now)
@@ -402,7 +407,7 @@ class Fleet:
         """
         if not live.held:
             return None
-        return live.clear_at - self._enough(live)
+        return live.clear_at - self._feed.seconds
 
     def started(self, lease: int, now: float) -> None:
         """The request's prompt has been computed: its first output has come."""
@@ -429,6 +434,7 @@ class Fleet:
         live = held.live
         if held.is_held:
             del self._held[lease]
+            live.held_tokens -= held.queued_tokens
             del live.held[[each[1] for each in live.held].index(lease)]
             live.held_seconds = live.held_seconds - held.seconds if live.held else 0.0
             self._work.take_back(held.seconds, held.came_at)
@@ -510,11 +516,7 @@ class Fleet:
         live.held = held
 
     def _takes(self, live: LiveReplica, now: float) -> bool:
-        return live.sent_wait(now) <= self._enough(live)
-
-    def _enough(self, live: LiveReplica) -> float:
-        """Seconds of work."""
-        return max(self._feed.seconds, self._feed.tokens / live.prefill.speed(0.0, 0))
+        return live.queued_tokens - live.held_tokens <= self._feed.tokens or live.sent_wait(now) <= self._feed.seconds
 
     def _learn(self, live: LiveReplica, given: _Lease, now: float) -> None:
         """The replica has computed the first of what it had been sent; several in one step answer in one moment."""

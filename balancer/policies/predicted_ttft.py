@@ -46,7 +46,8 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             siblings that come at once are scattered.
         ageing: seconds by which a request passes others for each second that it came before them; ``"off"`` holds none,
             and they go as they came.
-        feed_seconds, feed_tokens: a replica that has this to do, the longer of both, is sent nothing more until it has less.
+        feed_tokens, feed_seconds, small_tokens: a replica that has more than this to do, in uncached tokens and in seconds, is
+            sent nothing more until it has less, but for requests of at most ``small_tokens`` uncached ones.
     """
 
     price: Seconds | None = None
@@ -59,13 +60,14 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     doubt: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
     counts_expected: bool = True
     ageing: Seconds | Literal["off"] = 0.1
-    feed_seconds: Seconds = DEFAULT_FEED.seconds
     feed_tokens: Annotated[int, msgspec.Meta(ge=0)] = DEFAULT_FEED.tokens
+    feed_seconds: Seconds = DEFAULT_FEED.seconds
+    small_tokens: Annotated[int, msgspec.Meta(ge=0)] = DEFAULT_FEED.small
 
     @property
     def feed(self) -> Feed:
         """What keeps a replica busy."""
-        return Feed(seconds=self.feed_seconds, tokens=self.feed_tokens)
+        return Feed(tokens=self.feed_tokens, seconds=self.feed_seconds, small=self.small_tokens)
 
     def rank(self, seconds: float, now: float, /) -> float | None:
         return None if self.ageing == "off" else seconds + self.ageing * now

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from balancer.core import Feed
 from balancer.fleet import MAX_HELD, MEMORY_SECONDS, USAGE_SECONDS, Drain, Fleet, LiveReplica, Status
 from balancer.speeds import PREFILL_SPEED
 from indexer.index import ReplicaId
@@ -344,8 +345,17 @@ def test_what_was_never_computed_was_no_work() -> None:
 # Who is held
 
 
+def eager(*names: str) -> Fleet:
+    """As ``slow``, and one request is enough to do."""
+    made = Fleet(Feed(tokens=0, seconds=0.05, small=0))
+    for name in names:
+        made.put(replica(name))
+        live(made, name).fix_speed(100.0)
+    return made
+
+
 def test_what_is_held_goes_in_the_order_of_ranks_when_there_is_less_to_do() -> None:
-    owner = slow("a")  # 1,024 tokens are enough to do
+    owner = eager("a")
     first = owner.acquire(live(owner), 2000, 2000, 0.0, 0.0)
     others = [owner.acquire(live(owner), 100, 100, 0.0, rank) for rank in (3.0, 1.0, 2.0)]
     assert [owner.is_held(each) for each in (first, *others)] == [False, True, True, True]
@@ -355,15 +365,30 @@ def test_what_is_held_goes_in_the_order_of_ranks_when_there_is_less_to_do() -> N
     assert passed == 2
     assert live(owner).wait(0.0) == pytest.approx(23.0)
     assert live(owner).waiting == 4
-    assert owner.due(live(owner)) == pytest.approx(20 - 10.24)
+    assert owner.due(live(owner)) == pytest.approx(19.95)
     owner.started(first, 15.0)
-    assert owner.dispatch(live(owner), 15.0) == [others[1], others[2], others[0]]
+    assert owner.dispatch(live(owner), 15.0) == [others[1]]
+    assert owner.dispatch(live(owner), 15.5) == []
+    owner.started(others[1], 15.8)
+    assert owner.dispatch(live(owner), 15.8) == [others[2]]
+    owner.release(others[2], 15.9)
+    assert owner.dispatch(live(owner), 15.9) == [others[0]]
     assert not owner.has_held
     assert owner.due(live(owner)) is None
 
 
+def test_several_short_prompts_are_enough_to_do_together_and_tiny_ones_are_never_held() -> None:
+    owner = slow("a")  # 1,024 tokens, if they take more than 0.05 s
+    leases = [owner.acquire(live(owner), 400, 400, 0.0, 0.0) for _ in range(5)]
+    assert [owner.is_held(each) for each in leases] == [False, False, False, True, True]
+    assert not owner.is_held(owner.acquire(live(owner), 256, 256, 0.0, 0.0))
+    live(owner).fix_speed(1e6)
+    owner.reprice(live(owner))
+    assert owner.dispatch(live(owner), 0.0) == leases[3:], "they take no time at all"
+
+
 def test_who_is_held_and_goes_away_is_nobodys_wait() -> None:
-    owner = slow("a")
+    owner = eager("a")
     first = owner.acquire(live(owner), 2000, 2000, 0.0, 0.0)
     second, third = [owner.acquire(live(owner), 100, 100, 0.0, 1.0) for _ in range(2)]
     owner.release(second, 1.0)
@@ -377,7 +402,7 @@ def test_who_is_held_and_goes_away_is_nobodys_wait() -> None:
 
 
 def test_more_than_may_be_held_pushes_the_first_out() -> None:
-    owner = slow("a")
+    owner = eager("a")
     owner.acquire(live(owner), 10_000, 10_000, 0.0, 0.0)
     held = [owner.acquire(live(owner), 1, 1, 0.0, float(-at)) for at in range(MAX_HELD + 1)]
     assert owner.dispatch(live(owner), 0.0) == [held[-1]]
@@ -385,7 +410,7 @@ def test_more_than_may_be_held_pushes_the_first_out() -> None:
 
 
 def test_a_slower_replica_than_was_thought_has_more_to_do() -> None:
-    owner = slow("a")
+    owner = eager("a")
     owner.acquire(live(owner), 2000, 2000, 0.0, 0.0)
     owner.acquire(live(owner), 100, 100, 0.0, 1.0)
     live(owner).fix_speed(50.0)

@@ -26,7 +26,7 @@ class Front:
     """A service with one replica that computes 100 tokens a second; it is fed one request at a time."""
 
     def __init__(self, **settings: Any) -> None:
-        given = {"feed_tokens": 0, "feed_seconds": 0.05, **settings}
+        given = {"feed_tokens": 0, "feed_seconds": 0.05, "small_tokens": 0, **settings}
         self.service = RouterService(Settings(policy=PolicySettings(settings=given)))
         self.held: list[float] = []
         self.service.turns.on_end = self.held.append
