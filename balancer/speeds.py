@@ -21,6 +21,9 @@ MEMORY_OBSERVATIONS: Final = 100
 DOUBT: Final = 4.0
 """Observations that say that a replica is like the others, beside those that were made of it."""
 
+NOISE: Final = 0.15
+"""Of the logarithm of a factor: what is so near to 1 is 1, or chance would choose among equals once for all of them."""
+
 MOST: Final = 10.0
 """How many times slower or faster than expected counts at most, for one observation."""
 
@@ -144,21 +147,27 @@ class ReplicaSpeed:
 
     def observe(self, requests: int, tokens: int, pairs: float, crowd: float, seconds: float, now: float) -> None:
         """So much work took so many seconds, and ended now."""
+        self.model.observe(
+            requests, tokens, pairs, crowd, seconds
+        )  # first, or whoever is seen first would seem special
         expected = self.model.seconds(requests, tokens, pairs, crowd)
-        self.model.observe(requests, tokens, pairs, crowd, seconds)
         if expected <= 0:
             return
         ratio = min(MOST, max(1 / MOST, max(seconds, _SHORTEST) / max(expected, _SHORTEST)))
         self._fade(now, _FADE)
         self._sum += math.log(ratio)
         self._weight += 1.0
-        self.factor = math.exp(self._sum / (self._weight + DOUBT))
+        self._conclude()
 
     def rest(self, now: float) -> None:
         """Time has passed: what is known counts less. Call it now and then."""
         if self._weight and now - self._at >= MEMORY_SECONDS / 8:
             self._fade(now, 1.0)
-            self.factor = math.exp(self._sum / (self._weight + DOUBT))
+            self._conclude()
+
+    def _conclude(self) -> None:
+        mean = self._sum / (self._weight + DOUBT)
+        self.factor = math.exp(mean) if abs(mean) > NOISE else 1.0
 
     def _fade(self, now: float, by: float) -> None:
         by *= math.exp(min(0.0, self._at - now) / MEMORY_SECONDS)

@@ -198,7 +198,7 @@ def _row(each: Seen, told: Explanation) -> tuple[str, ...]:
         f"{each.cached_tokens:,}",
         f"{each.queued_tokens:,}",
         f"{each.in_flight:,}",
-        "-" if each.cost is None else f"{each.cost:,.9g}",
+        "-" if each.cost is None else f"{each.cost:,.6g}",
         each.knowledge,
         "" if each.tiers is msgspec.UNSET else _tiers(each.tiers),
     )

@@ -6,8 +6,9 @@ Of each replica, in seconds, the lowest wins; of equals the one with the fewest 
     price = 1 / (1 - utilisation), at most max_price              work becomes waiting for those who come later
           + passed                                                each of those it would pass waits for it
           + eviction * exp(-turnover / eviction_seconds)          what it pushes out is computed again, unless it was old
-    cost  = (wait + price * own + request_weight * in_flight + memory + adapter) / share
+    cost  = (wait + price * own + others + memory + adapter) / share
 
+    others  = request_tokens / speed for each request in flight but one
     memory  = memory_seconds for 1,000 tokens that would not fit into the cache beside what runs and waits there
     adapter = adapter_seconds where the LoRA adapter has to be loaded first
 
@@ -38,8 +39,9 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         price: in place of ``1 / (1 - utilisation)``.
         max_price: the most that utilisation makes of it.
         eviction, eviction_seconds: what pushing out costs, and how old unused blocks are when a third of that is left.
-        request_weight: seconds for each request in flight: it takes a part of every step, and spreads requests that have
-            nothing to compute, so that a hot prefix is copied before its holder is the slowest.
+        request_tokens: what another request in flight counts as: it takes a part of every step, and spreads requests that have
+            nothing to compute, so that a hot prefix is copied before its holder is the slowest. One does not count: it may
+            have ended, and nobody is to move for it.
         memory_seconds, adapter_seconds: as above.
         doubt: of what a partial or blind replica is thought to hold, the share that is not believed.
         counts_expected: blocks of requests that were sent somewhere and are not computed yet count as held there; without it,
@@ -54,7 +56,7 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_price: Annotated[float, msgspec.Meta(ge=1)] = 100.0
     eviction: Annotated[float, msgspec.Meta(ge=0)] = 1.0
     eviction_seconds: Annotated[float, msgspec.Meta(gt=0)] = 300.0
-    request_weight: Seconds = 0.01
+    request_tokens: Annotated[float, msgspec.Meta(ge=0)] = 100.0
     memory_seconds: Seconds = 0.05
     adapter_seconds: Seconds = 0.2
     doubt: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
@@ -76,12 +78,8 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return calmest(candidates, self.costs(candidates, asked), draw)
 
     def costs(self, candidates: Sequence[Candidate], asked: Asked = NOTHING_ASKED, /) -> list[float]:
-        price, weight, eviction, lifetime = (
-            self._price(asked),
-            self.request_weight,
-            self.eviction,
-            self.eviction_seconds,
-        )
+        price, others = self._price(asked), self.request_tokens
+        eviction, lifetime = self.eviction, self.eviction_seconds
         costs = []
         for each in candidates:
             uncached: float = each.prompt_tokens - each.cached_tokens
@@ -90,7 +88,10 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             factor = price + each.passed
             if each.turnover < _FOR_EVER:
                 factor += eviction * exp(-each.turnover / lifetime)
-            cost = each.wait + factor * uncached / each.speed + weight * each.in_flight
+            work = factor * uncached
+            if each.in_flight > 1:
+                work += others * (each.in_flight - 1)
+            cost = each.wait + work / each.speed
             if each.usage:
                 lacking = each.prompt_tokens + each.queued_tokens - (1 - each.usage) * each.room_tokens
                 if lacking > 0:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.arms import Arms, arm, chosen, lot
+from balancer.arms import Arm, Arms, arm, chosen, lot
 from balancer.core import RouteRequest
 from balancer.errors import ConfigError
 from balancer.leaning import mixed
-from balancer.policies.base import make
+from balancer.policies.base import Policy, make
 from balancer.settings import convert
 
 FIRST, SECOND = arm("first", make("random")), arm("second", make("least_load"), 0.25)
@@ -76,7 +76,11 @@ def test_each_arm_is_as_its_policy_says() -> None:
 
 
 def of(**policy: Any) -> Any:
-    return chosen(convert({"policy": policy}).policy)
+    return chosen(convert({"policy": {"name": "cache_aware", **policy}}).policy)
+
+
+def parts(arm: Arm) -> tuple[str, Policy, float]:
+    return arm.name, arm.policy, arm.share
 
 
 def test_settings_of_each_are_its_own() -> None:
@@ -86,9 +90,10 @@ def test_settings_of_each_are_its_own() -> None:
         ab={"name": "predicted_ttft", "share": 0.3, "price": 2.0},
         shadow={"name": "like_dualmap", "prefix_tokens": 64},
     )
-    assert made.first == arm("cache_aware", make("cache_aware", {"queue_weight": 3.0}))
-    assert made.second == arm("predicted_ttft", make("predicted_ttft", {"price": 2.0}), 0.3)
-    assert made.shadow == arm("like_dualmap", make("like_dualmap", {"prefix_tokens": 64}))
+    assert parts(made.first) == ("cache_aware", make("cache_aware", {"queue_weight": 3.0}), 1.0)
+    assert parts(made.second) == ("predicted_ttft", make("predicted_ttft", {"price": 2.0}), 0.3)
+    assert parts(made.shadow) == ("like_dualmap", make("like_dualmap", {"prefix_tokens": 64}), 1.0)
+    assert (made.first.orders, made.second.orders, made.shadow.orders) == (False, True, False)
 
 
 def test_the_same_policy_with_other_settings_is_told_apart() -> None:

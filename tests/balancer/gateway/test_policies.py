@@ -83,7 +83,7 @@ def test_a_conversation_stays_in_its_arm() -> None:
                 await front.exchange(post(PATH, BODY, f"x-session-id: {at % 8}"))
                 arms.setdefault(at % 8, set()).add(front.service.decisions.last(1)[0].decision.policy)
             assert {len(each) for each in arms.values()} == {1}
-            assert set.union(*arms.values()) == {"cache_aware", "random"}
+            assert set.union(*arms.values()) == {"predicted_ttft", "random"}
 
     run(check())
 
