@@ -145,13 +145,22 @@ def figures(name: str, written: str, seed: int = 1) -> Summary:
     return _played(name, written, seed)
 
 
+def _plain(written: str) -> str:
+    """Their rule has no eviction, no weight of requests and no order."""
+    if not written.startswith("predicted_ttft"):
+        return written
+    own = written.removeprefix("predicted_ttft").strip("()")
+    plain = "max_price=10,eviction=0,request_tokens=0,memory_seconds=0,ageing=off"
+    return f"predicted_ttft({own + ',' if own else ''}{plain})"
+
+
 @cache
 def _played(name: str, written: str, seed: int) -> Summary:
     trace, paths, sessions = prepared(name)
     fleet = FLEETS[name]
     if written == POOLED:
         fleet, written = SimpleFleet(blocks=fleet.blocks, load=fleet.load, pooled=True), "predicted_ttft(price=1)"
-    (policy,) = parse(written)
+    (policy,) = parse(_plain(written))
     return summarise(play(trace, paths, fleet, policy.make(), written, sessions, seed))
 
 
