@@ -23,6 +23,9 @@ from indexer.index import ReplicaId
 MEMORY_SECONDS: Final = 60.0
 """How long what has been sent counts for how busy the fleet is."""
 
+IDLE_BEFORE: Final = 5.0
+"""Seconds of idleness before the first request, by which the first few do not make a fleet look busy."""
+
 USAGE_SECONDS: Final = 10.0
 """How long what an engine says of its cache's use holds: one that says nothing more is not idle for that, nor busy."""
 
@@ -538,46 +541,64 @@ class Fleet:
         bundle.seconds += seconds
 
 
-class _Decaying:
-    """How much has come a second lately: what came ``MEMORY_SECONDS`` ago counts a third of what comes now."""
+def _remembered(began: float, now: float) -> float:
+    """How much of a memory is filled that began then, ``IDLE_BEFORE`` included: of what came before, nothing is known."""
+    return 1 - math.exp(min(0.0, began - IDLE_BEFORE - now) / MEMORY_SECONDS)
 
-    __slots__ = ("_at", "_sum")
+
+class _Decaying:
+    """How much has come a second lately: what came ``MEMORY_SECONDS`` ago counts a third of what comes now.
+
+    While less than that has passed since the first came, it is what has come since then, and not a part of it.
+    """
+
+    __slots__ = ("_at", "_began", "_sum")
 
     def __init__(self) -> None:
-        self._at = -math.inf
+        self._at = self._began = -math.inf
         self._sum = 0.0
 
     def add(self, amount: float, now: float) -> None:
         self._sum = self._left(now) + amount
         self._at = max(self._at, now)
+        if self._began == -math.inf:
+            self._began = now
 
     def take_back(self, amount: float, when: float) -> None:
         """What was added at ``when`` does not count."""
         self._sum = max(0.0, self._sum - amount * math.exp(min(0.0, when - self._at) / MEMORY_SECONDS))
 
     def rate(self, now: float) -> float:
-        return self._left(now) / MEMORY_SECONDS
+        return self._left(now) / (MEMORY_SECONDS * _remembered(self._began, now))
 
     def _left(self, now: float) -> float:
         return self._sum * math.exp(min(0.0, self._at - now) / MEMORY_SECONDS) if self._sum else 0.0
 
 
 class _Averaged:
-    """What a count was on average lately: what it was ``MEMORY_SECONDS`` ago counts a third of what it is now."""
+    """What a count was on average lately: what it was ``MEMORY_SECONDS`` ago counts a third of what it is now.
 
-    __slots__ = ("_at", "_count", "_mean")
+    While less than that has passed since it first changed, it is the average since then.
+    """
+
+    __slots__ = ("_at", "_began", "_count", "_mean")
 
     def __init__(self) -> None:
-        self._at = -math.inf
+        self._at = self._began = -math.inf
         self._count = 0
         self._mean = 0.0
 
     def change(self, by: int, now: float) -> None:
-        self._mean = self.mean(now)
+        self._mean = self._sofar(now)
         self._at = max(self._at, now)
+        if self._began == -math.inf:
+            self._began = now
         self._count += by
 
     def mean(self, now: float) -> float:
+        return self._sofar(now) / _remembered(self._began, now)
+
+    def _sofar(self, now: float) -> float:
         if self._at == -math.inf:
             return 0.0
         return self._count + (self._mean - self._count) * math.exp(min(0.0, self._at - now) / MEMORY_SECONDS)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.core import Feed
-from balancer.fleet import MAX_HELD, MEMORY_SECONDS, USAGE_SECONDS, Drain, Fleet, LiveReplica, Status
+from balancer.fleet import IDLE_BEFORE, MAX_HELD, MEMORY_SECONDS, USAGE_SECONDS, Drain, Fleet, LiveReplica, Status
 from balancer.speeds import PREFILL_SPEED
 from indexer.index import ReplicaId
 from tests.support.routing import replica
@@ -296,6 +296,17 @@ def test_who_is_busy_has_no_time_whatever_was_expected_of_the_work() -> None:
     assert owner.utilisation(600.0 + MEMORY_SECONDS) == pytest.approx(0.5 / math.e, rel=0.02)
 
 
+@pytest.mark.parametrize("tokens", [100, 1])
+def test_a_fleet_that_is_busy_from_the_first_moment_is_soon_known_to_be(tokens: int) -> None:
+    owner = slow("a", "b")
+    lease = acquire(owner, tokens, 0.0)
+    assert owner.utilisation(0.0) < 0.2, "one request is no load"
+    for second in range(1, 21):
+        owner.started(lease, float(second))
+        lease = acquire(owner, tokens, float(second))  # done in a second, whatever was expected
+    assert 0.35 < owner.utilisation(20.0) < 0.5
+
+
 def test_work_piles_up_beyond_one() -> None:
     owner = slow("a")
     for second in range(600):
@@ -334,7 +345,8 @@ def test_what_was_never_computed_was_no_work() -> None:
     lease = acquire(owner, 3000, 20.0)
     acquire(owner, 6000, 25.0)
     owner.release(lease, 25.0)
-    alone += 60 / MEMORY_SECONDS * math.exp(-5 / MEMORY_SECONDS)
+    known = 1 - math.exp(-(30 + IDLE_BEFORE) / MEMORY_SECONDS)
+    alone += 60 / MEMORY_SECONDS * math.exp(-5 / MEMORY_SECONDS) / known
     assert owner.utilisation(30.0) == pytest.approx(alone)
     done = acquire(owner, 3000, 30.0)
     owner.started(done, 31.0)
@@ -453,6 +465,10 @@ def test_a_full_cache_turns_over_as_fast_as_it_is_written() -> None:
         owner.release(acquire(owner, 100, float(second)), second + 0.5)
         if second < 50:
             assert each.turnover(float(second)) == math.inf, "there is room"
+        if second == 70:
+            assert each.turnover(70.0) == pytest.approx(60.0, rel=0.1), (
+                "what was written in the first minute counts whole"
+            )
     assert each.turnover(600.0) == pytest.approx(60.0, rel=0.05)
     each.holds(5_900)
     assert each.turnover(600.0) < math.inf

@@ -1,5 +1,6 @@
 """``balancer/router.py``: what a policy is told of the load, the request and the fleet, and what of it is no lie."""
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -7,6 +8,7 @@ import pytest
 
 from balancer.core import NOTHING_ASKED, Asked, Candidate, Decision, RouteRequest
 from balancer.explain import explain
+from balancer.fleet import IDLE_BEFORE, MEMORY_SECONDS
 from balancer.policies.base import Policy, make
 from balancer.router import Router
 from hashing.chain import Chain
@@ -18,6 +20,9 @@ from tests.support.routing import RECIPE, replica, request, stored
 
 A, B = ReplicaId("a"), ReplicaId("b")
 PROMPT = list(range(100, 141))  # 41 tokens: ten full blocks and one token
+
+KNOWN = 1 - math.exp(-IDLE_BEFORE / MEMORY_SECONDS)
+"""How much of the minute is known in the first moment."""
 
 
 class Told(msgspec.Struct):
@@ -89,7 +94,7 @@ def test_considering_sends_nothing() -> None:
     owner = router(make("session_sticky"))
     owner.consider(request(PROMPT, session=5), 0.0, 0.0)
     assert not any(each.has_session for each in route(owner, request(PROMPT, session=5)).candidates)
-    assert owner.fleet.utilisation(0.0) == pytest.approx(41 / 10_000 / 60 / 2)
+    assert owner.fleet.utilisation(0.0) == pytest.approx(41 / 10_000 / 60 / 2 / KNOWN)
 
 
 def test_the_prompt_is_told_to_those_who_read_it_in_the_keys_of_one_replica() -> None:
@@ -126,7 +131,7 @@ def test_how_busy_the_fleet_is_is_told() -> None:
         live.fix_speed(1.0)
         for wanted in (request(PROMPT), request(PROMPT), request(size_hint=5)):
             route(owner, wanted)
-        assert [each.utilisation for each in policy.asked] == pytest.approx([0, 41 / 120, 42 / 120])
+        assert [each.utilisation for each in policy.asked] == pytest.approx([0, 41 / 120 / KNOWN, 42 / 120 / KNOWN])
 
 
 def test_what_is_expected_counts_only_for_those_who_count_it() -> None:
@@ -172,4 +177,4 @@ def test_an_explanation_weighs_as_the_choice_did() -> None:
     assert told.why.startswith("it has the lowest cost, 21.09"), (
         "its wait, its price, another in flight, what it pushes out"
     )
-    assert "next is b with 44.75" in told.why
+    assert "next is b with 45.07" in told.why
