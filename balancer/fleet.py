@@ -154,6 +154,18 @@ class LiveReplica:
                 return least
         return wait if wait > 0 else 0.0
 
+    def eased_at(self, seconds: float) -> float:
+        """When ``sent_wait`` is first no more than that, if nothing happens before; without end where it never is."""
+        eased = self.clear_at - seconds
+        if self.told_seconds:
+            first = next(given for given in self.queue.values() if given.tells_start)
+            began = first.came_at if self.computing_since is None else max(self.computing_since, first.sent_at)
+            spare = seconds - (self.told_seconds - first.seconds)
+            eased = max(eased, began + first.seconds - spare)
+            if spare < 0 or eased > began + first.seconds + spare:  # from when on it takes longer than expected
+                return math.inf
+        return eased
+
     def standing(self, rank: float, now: float) -> tuple[float, int]:
         """For a request of this rank: seconds until its turn, and how many of those that are held it would pass."""
         wait = self.sent_wait(now)
@@ -404,13 +416,11 @@ class Fleet:
         return going
 
     def due(self, live: LiveReplica) -> float | None:
-        """When the next of those that are held is to be sent, if nothing happens before; None where nobody is.
-
-        Where the first output of what was sent is awaited, that may be later than told.
-        """
+        """When time alone lets the next of those that are held go; None where nobody is, or only an answer can do that."""
         if not live.held:
             return None
-        return live.clear_at - self._feed.seconds
+        due = live.eased_at(self._feed.seconds)
+        return due if due < math.inf else None
 
     def started(self, lease: int, now: float) -> None:
         """The request's prompt has been computed: its first output has come."""

@@ -207,9 +207,12 @@ class Router:
             for lease in self.fleet.dispatch(live, now)
         ]
 
-    def due(self) -> float | None:
-        """When ``dispatch`` is to be called again if nothing happens before; None where nothing is held."""
-        times = [due for live in self.fleet if (due := self.fleet.due(live)) is not None]
+    def due(self, now: float = -math.inf) -> float | None:
+        """When, after now, ``dispatch`` is to be called again if nothing happens before; None where that would let nobody go.
+
+        Who was due and has not gone waits for a first output that is late: looking again and again would not bring it.
+        """
+        times = [due for live in self.fleet if (due := self.fleet.due(live)) is not None and due > now]
         return min(times, default=None)
 
     def stranded(self) -> list[int]:

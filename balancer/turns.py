@@ -8,12 +8,16 @@ more has been given another one; a lease that nobody waits for any more has been
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
 from balancer.core import Decision, RouteRequest
 from balancer.errors import RequestError
 from balancer.router import Router
+
+_AFTER: Final = 0.001
+"""Seconds: who looks at the very moment may be told by rounding that it has not come, and would look no more."""
 
 
 class _Held(msgspec.Struct):
@@ -64,9 +68,10 @@ class Turns:
             return
         for lease in self._router.stranded():
             self._move(self._held[lease])
-        for lease in self._router.dispatch(time.monotonic()):
+        now = time.monotonic()
+        for lease in self._router.dispatch(now):
             self._let_go(self._held.pop(lease))
-        self._look_later()
+        self._look_later(now)
 
     def stop(self) -> None:
         """Nothing happens by itself any more."""
@@ -101,14 +106,14 @@ class Turns:
         if held.future.cancelled() and self._held.pop(held.decision.lease, None) is not None:
             self._give_back(held.decision.lease)
 
-    def _look_later(self) -> None:
-        """When the next one's turn comes by time alone."""
+    def _look_later(self, now: float) -> None:
+        """When the next one's turn comes by time alone. Whose turn has not come although it was due waits for an answer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        due = self._router.due() if self._held else None
+        due = self._router.due(now) if self._held else None
         if due is not None:
-            self._timer = asyncio.get_running_loop().call_later(max(0.001, due - time.monotonic()), self._on_time)
+            self._timer = asyncio.get_running_loop().call_later(due - now + _AFTER, self._on_time)
 
     def _on_time(self) -> None:
         self._timer = None

@@ -389,6 +389,15 @@ def test_what_is_held_goes_in_the_order_of_ranks_when_there_is_less_to_do() -> N
     assert owner.due(live(owner)) is None
 
 
+def test_nobody_is_due_by_time_alone_behind_two_that_have_not_answered() -> None:
+    owner = slow("a")  # 1,024 tokens, if they take more than 0.05 s
+    for tokens in (1000, 1000, 1000):
+        owner.acquire(live(owner), tokens, tokens, 0.0, 0.0)
+    assert owner.has_held
+    assert owner.due(live(owner)) is None
+    assert owner.dispatch(live(owner), 19.96) == []
+
+
 def test_several_short_prompts_are_enough_to_do_together_and_tiny_ones_are_never_held() -> None:
     owner = slow("a")  # 1,024 tokens, if they take more than 0.05 s
     leases = [owner.acquire(live(owner), 400, 400, 0.0, 0.0) for _ in range(5)]

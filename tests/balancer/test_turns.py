@@ -1,6 +1,7 @@
 """``balancer/turns.py``: who is held goes when its replica has less to do, or elsewhere, and leaves nothing behind."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -65,6 +66,20 @@ def with_front(check: Callable[[Front], Awaitable[None]], **settings: Any) -> No
 async def settle() -> None:
     for _ in range(4):
         await asyncio.sleep(0)
+
+
+def test_who_was_due_and_waits_for_a_late_answer_is_not_looked_at_for_ever() -> None:
+    async def check(front: Front) -> None:
+        first, second = front.ask(2000), front.ask(100)
+        await settle()
+        assert len(front.service.turns) == 1
+        router, now = front.service.router, time.monotonic()
+        assert router.due(now) == pytest.approx(now + 19.95, abs=5)
+        assert router.due(now + 60) is None
+        await front.answer(await first)
+        await front.answer(await second)
+
+    with_front(check)
 
 
 def test_an_idle_fleet_holds_nobody() -> None:
