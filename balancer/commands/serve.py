@@ -52,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1, this machine only)")
     parser.add_argument("--port", type=int, help="port to listen on (default 8080)")
     parser.add_argument("--processes", type=int, metavar="N", help="gateways, each a process (default 1)")
-    parser.add_argument("--policy", metavar="NAME", help="routing policy (default cache_aware)")
+    parser.add_argument("--policy", metavar="NAME", help="routing policy (default predicted_ttft)")
     parser.add_argument("--max-body-bytes", type=int, metavar="N", help="largest request body (default 64 MiB)")
     parser.add_argument("--max-blocks", type=int, metavar="N", help="most blocks in the index (default 25 million)")
     parser.add_argument(
