@@ -269,13 +269,13 @@ def test_gateways_do_not_know_of_each_others_load() -> None:
 
 
 def test_siblings_that_come_at_once_stay_together_where_expected_blocks_count() -> None:
-    trace = trace_of(*[(0.0, 41, 1, list(range(11))) for _ in range(6)])
+    trace = trace_of(*[(0.0, 401, 1, list(range(101))) for _ in range(6)])
 
     def run(**more: Any) -> Run:
         return play_detailed(trace, FLEET, lambda: make("predicted_ttft", {"price": 3, **more}), "", [-1] * 6)
 
     assert len(set(run().chosen)) == 1
-    assert sum(run().hits) == 5 * 40
+    assert sum(run().hits) == 5 * 400
     assert len(set(run(counts_expected=False).chosen)) == 3
 
 
