@@ -146,7 +146,7 @@ class LiveReplica:
         expected, it is as likely as not to take as long again.
         """
         wait = self.clear_at - now
-        if self.told_seconds:
+        if self.told:
             first = next(given for given in self.queue.values() if given.tells_start)
             spent = now - (first.came_at if self.computing_since is None else max(self.computing_since, first.sent_at))
             least = self.told_seconds - first.seconds + abs(first.seconds - spent)
@@ -157,7 +157,7 @@ class LiveReplica:
     def eased_at(self, seconds: float) -> float:
         """When ``sent_wait`` is first no more than that, if nothing happens before; without end where it never is."""
         eased = self.clear_at - seconds
-        if self.told_seconds:
+        if self.told:
             first = next(given for given in self.queue.values() if given.tells_start)
             began = first.came_at if self.computing_since is None else max(self.computing_since, first.sent_at)
             spare = seconds - (self.told_seconds - first.seconds)
@@ -496,8 +496,8 @@ class Fleet:
         if not given.is_passed:
             live.sent_seconds = live.sent_seconds - given.seconds if live.queue else 0.0
         if given.tells_start:
-            live.told_seconds = max(0.0, live.told_seconds - given.seconds) if live.queue else 0.0
             live.told -= 1
+            live.told_seconds = max(0.0, live.told_seconds - given.seconds) if live.told else 0.0
             if not live.told:
                 self._busy.change(-1, now)
         live.queued_tokens -= given.queued_tokens
@@ -553,7 +553,7 @@ class Fleet:
 
 def _remembered(began: float, now: float) -> float:
     """How much of a memory is filled that began then, ``IDLE_BEFORE`` included: of what came before, nothing is known."""
-    return 1 - math.exp(min(0.0, began - IDLE_BEFORE - now) / MEMORY_SECONDS)
+    return 1 - math.exp(-(IDLE_BEFORE + max(0.0, now - began)) / MEMORY_SECONDS)
 
 
 class _Decaying:

@@ -4,7 +4,7 @@ import math
 from collections import deque
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from balancer.core import Feed
@@ -452,6 +452,68 @@ def test_speeds_are_learned_from_first_outputs_in_their_turn() -> None:
     ratio = live(owner).prefill.speed(0, 0) / live(owner, "b").prefill.speed(0, 0)
     assert ratio == pytest.approx(2.0, rel=0.25)
     assert 500 < live(owner).prefill.speed(0, 0) < 1500
+
+
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["acquire", "started", "good", "lost", "dispatch"]),
+        st.integers(0, 9),
+        st.integers(1, 50_000),
+        st.booleans(),
+        st.none() | st.floats(0, 10),
+        st.floats(-1.0, 10.0),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=300)
+@given(MOVES)
+@example(
+    [
+        ("acquire", 0, 3, True, None, 0.0),
+        ("acquire", 0, 1001, True, None, 0.1),
+        ("acquire", 0, 77, False, None, 0.1),
+        ("started", 0, 1, True, None, 0.1),
+        ("started", 0, 1, True, None, 0.1),
+    ]
+)
+def test_whatever_comes_and_goes_can_be_asked_about_and_leaves_nothing(
+    moves: list[tuple[str, int, int, bool, float | None, float]],
+) -> None:
+    owner = fleet("a")
+    one = live(owner)
+    open_leases: list[int] = []
+    now = 100.0
+
+    def looked_at() -> None:
+        assert one.wait(now) >= one.sent_wait(now) >= 0
+        assert one.standing(1.0, now)[0] >= 0
+        assert owner.utilisation(now) >= 0
+        owner.due(one)
+
+    for what, which, tokens, tells, rank, passed in moves:
+        now += passed  # who reads a clock first may speak later
+        if what == "acquire":
+            open_leases.append(owner.acquire(one, tokens, tokens, now, rank, tells_start=tells))
+        elif what == "dispatch":
+            owner.dispatch(one, now)
+        elif open_leases:
+            lease = open_leases[which % len(open_leases)]
+            if what == "started":
+                owner.started(lease, now)
+                looked_at()
+            else:
+                open_leases.remove(lease)
+                owner.release(lease, now, is_good=what == "good")
+        looked_at()
+    for lease in open_leases:
+        owner.release(lease, now)
+        looked_at()
+    assert (one.told, one.told_seconds, one.sent_seconds, one.held_seconds, one.held_tokens) == (0, 0, 0, 0, 0)
+    assert load(one) == (0, 0)
+    assert not one.queue
+    assert not one.held
 
 
 def test_whole_answers_teach_nothing_and_are_not_awaited_for_ever() -> None:
