@@ -493,8 +493,10 @@ class Fleet:
 
     def _answered(self, live: LiveReplica, lease: int, given: _Lease, now: float) -> None:
         del live.queue[lease]
-        if not given.is_passed:
-            live.sent_seconds = live.sent_seconds - given.seconds if live.queue else 0.0
+        if not live.queue:
+            live.sent_seconds = 0.0
+        elif not given.is_passed:
+            live.sent_seconds -= given.seconds
         if given.tells_start:
             live.told -= 1
             live.told_seconds = max(0.0, live.told_seconds - given.seconds) if live.told else 0.0

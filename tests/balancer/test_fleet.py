@@ -471,6 +471,14 @@ MOVES = st.lists(
 @given(MOVES)
 @example(
     [
+        ("acquire", 0, 1, False, None, 0.0),
+        ("acquire", 0, 1, False, None, 0.0),
+        ("acquire", 0, 1, False, None, 0.0),
+        ("started", 0, 1, False, None, 2.0),
+    ]
+)
+@example(
+    [
         ("acquire", 0, 3, True, None, 0.0),
         ("acquire", 0, 1001, True, None, 0.1),
         ("acquire", 0, 77, False, None, 0.1),
