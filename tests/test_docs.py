@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from balancer import errors, openai, tenants
-from balancer.arms import chosen
+from balancer.arms import arm, chosen
 from balancer.checks import CHECKS
 from balancer.commands import index, record, serve
 from balancer.core import NOTHING_ASKED, Candidate, Fault
@@ -173,18 +173,20 @@ def test_the_settings_of_the_docs_of_policies_can_be_used() -> None:
     examples = re.findall(r"```toml\n(.*?)```", (DOCS / "policies.md").read_text(), re.S)
     made = [load(example) for example in examples]
     assert all(chosen(each.policy) for each in made)
-    assert (
-        {each.policy.ab.name for each in made} == {each.policy.shadow.name for each in made} == {None, "predicted_ttft"}
-    )
+    assert {each.policy.ab.name for each in made} == {each.policy.shadow.name for each in made} == {None, "cache_aware"}
 
 
 def test_the_policy_of_the_docs_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, stepped = re.findall(r"```python\n(.*?)```", (DOCS / "policies.md").read_text(), re.S)
+    policy, ordered, stepped = re.findall(r"```python\n(.*?)```", (DOCS / "policies.md").read_text(), re.S)
     assert len(policy.strip().splitlines()) < 20
     module = ModuleType("my_module")
     exec(compile(policy, "policies.md", "exec"), module.__dict__)
     cold, warm = (Candidate(ReplicaId(name), 100, cached, 0, 0) for name, cached in (("a", 0), ("b", 64)))
     assert module.MostCached().choose([cold, warm], 0.5, NOTHING_ASKED) is warm
+    exec(compile(ordered, "policies.md", "exec"), module.__dict__)
+    in_turn = arm("mine", module.MostCachedInTurn())
+    assert in_turn.orders
+    assert in_turn.feed.tokens == 2048
     monkeypatch.setitem(sys.modules, "my_module", module)
     space: dict[str, Any] = {}
     exec(compile(stepped, "policies.md", "exec"), space)
