@@ -5,9 +5,12 @@ Of each replica, in seconds, the lowest wins; of equals the one with the fewest 
     own   = uncached / speed                                      what this prompt takes there
     price = 1 / (1 - utilisation), at most max_price              work becomes waiting for those who come later
           + passed                                                each of those it would pass waits for it
-          + eviction * exp(-turnover / eviction_seconds)          what it pushes out is computed again, unless it was old
+          + eviction * again / (1 - avoidable)                    what it pushes out is computed again, unless it was old
     cost  = (wait + price * own + others + memory + adapter) / share
 
+    again     = exp(-turnover / eviction_seconds)
+    avoidable = again - the lowest again of all, at most 0.9: what is computed again pushes out again, and so on, for as long as
+                it goes where that happens although it need not; a series of which this is the sum
     others  = request_tokens / speed for each request in flight but one
     memory  = memory_seconds for 1,000 tokens that would not fit into the cache beside what runs and waits there
     adapter = adapter_seconds where the LoRA adapter has to be loaded first
@@ -80,14 +83,17 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def costs(self, candidates: Sequence[Candidate], asked: Asked = NOTHING_ASKED, /) -> list[float]:
         price, others = self._price(asked), self.request_tokens
         eviction, lifetime = self.eviction, self.eviction_seconds
+        again = [exp(-each.turnover / lifetime) if each.turnover < _FOR_EVER else 0.0 for each in candidates]
+        least = min(again)
         costs = []
-        for each in candidates:
+        for each, pushed in zip(candidates, again, strict=True):
             uncached: float = each.prompt_tokens - each.cached_tokens
             if each.cached_tokens and not each.knowledge.is_promise:
                 uncached += self.doubt * each.cached_tokens
             factor = price + each.passed
-            if each.turnover < _FOR_EVER:
-                factor += eviction * exp(-each.turnover / lifetime)
+            if pushed:
+                needed = 1 - pushed + least  # without what is avoidable
+                factor += eviction * pushed / (needed if needed > _LEAST_NEEDED else _LEAST_NEEDED)
             work = factor * uncached
             if each.in_flight > 1:
                 work += others * (each.in_flight - 1)
@@ -110,3 +116,6 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _FOR_EVER: Final = 1e9
 """Seconds."""
+
+_LEAST_NEEDED: Final = 0.1
+"""Ten times the price where a cache is emptied in no time, and not more: not all that is pushed out is asked for again."""

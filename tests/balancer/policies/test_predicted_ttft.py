@@ -1,5 +1,7 @@
 """``policies/predicted_ttft.py``: the shortest time to the first token, with a price on computing."""
 
+from math import exp, inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,3 +88,34 @@ def test_one_whose_speed_nobody_knows_is_taken_for_usual(cached: int, wait: floa
 
 def test_what_is_expected_counts_unless_asked_otherwise() -> None:
     assert PredictedTtft().counts_expected
+
+
+def evicting(*turnovers: float, seconds: float = 10.0) -> list[float]:
+    """What caches that turn over in so many seconds cost, beyond computing there, by the seconds that this takes."""
+    candidates = [candidate("a", prompt=1000, speed=1000 / seconds, turnover=each) for each in turnovers]
+    return [cost / seconds - 1 for cost in PredictedTtft(price=1.0, eviction_seconds=300.0).costs(candidates)]
+
+
+def test_what_is_pushed_out_is_computed_again_unless_it_was_old() -> None:
+    assert evicting(300.0) == pytest.approx([exp(-1)])
+    assert evicting(3000.0) == pytest.approx([0.0], abs=1e-4)
+    assert evicting(inf) == [0.0]
+
+
+def test_where_all_caches_are_equally_full_it_is_paid_for_once() -> None:
+    assert evicting(3.0, 3.0) == pytest.approx([exp(-0.01)] * 2)
+
+
+def test_where_another_one_has_room_it_is_paid_for_as_often_as_it_would_come_back() -> None:
+    again = exp(-1)
+    assert evicting(300.0, inf) == pytest.approx([again + again**2 / (1 - again), 0.0])
+    assert evicting(0.0, inf) == pytest.approx([10.0, 0.0]), "but not without end"
+
+
+def test_a_thrashed_cache_is_left_for_an_empty_one_before_the_prefix_is_worth_it_alone() -> None:
+    full, empty = (
+        candidate("a", prompt=5000, cached=4000, turnover=2.0),
+        candidate("b", prompt=5000),
+    )
+    assert PredictedTtft().choose([full, empty], 0.0) is empty
+    assert PredictedTtft().choose([full, candidate("b", prompt=5000, turnover=2.0)], 0.0) is full
