@@ -160,7 +160,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     kvlb for this replica, ``passed`` would be passed by this one, and ``wait`` is without them. ``turnover`` is how many
     seconds what lies unused in its cache stays there; without end while there is room. ``usage`` is the share of the cache that
     running requests need, as the engine says (0: it does not), and ``has_adapter`` whether the request needs no LoRA adapter,
-    or one that was asked for there lately.
+    or one that was asked for there lately. ``skipped`` requests for its model went elsewhere since it was given one.
     """
 
     replica: ReplicaId
@@ -182,6 +182,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     turnover: float = math.inf
     usage: float = 0.0
     has_adapter: bool = True
+    skipped: int = 0
 
     @property
     def uncached_tokens(self) -> int:

@@ -89,16 +89,20 @@ class LiveReplica:
         "replica",
         "rests_until",
         "room_tokens",
+        "seen_at",
         "sent_seconds",
+        "tally",
         "told",
         "told_seconds",
         "usage",
         "usage_at",
     )
 
-    def __init__(self, replica: Replica, prefill: ReplicaSpeed) -> None:
+    def __init__(self, replica: Replica, prefill: ReplicaSpeed, tally: "_Tally") -> None:
         self.replica = replica
         self.prefill = prefill
+        self.tally = tally
+        self.seen_at = tally.count
         self.learns = True
         self.health = Status.READY
         self.drain: Drain | None = None
@@ -134,6 +138,11 @@ class LiveReplica:
     def answering(self) -> int:
         """Requests that have begun to answer, and have not ended."""
         return self.in_flight - len(self.queue) - len(self.held)
+
+    @property
+    def skipped(self) -> int:
+        """How many requests for its model went elsewhere since it was given one, or came."""
+        return self.tally.count - self.seen_at
 
     def wait(self, now: float) -> float:
         """Seconds until all that it is to do is computed, one after the other, as far as anybody knows."""
@@ -257,6 +266,12 @@ class _Lease(msgspec.Struct):
     is_passed: bool = False
 
 
+class _Tally(msgspec.Struct):
+    """How many requests all replicas of a model were given."""
+
+    count: int = 0
+
+
 class _Bundle(msgspec.Struct):
     """What was computed within one step, or two: its first one took the time of all."""
 
@@ -273,6 +288,7 @@ class Fleet:
     def __init__(self, feed: Feed = DEFAULT_FEED) -> None:
         self._feed = feed
         self._prefill: dict[str, PrefillModel] = {}  # by model, what all of its replicas have shown
+        self._tallies: dict[str, _Tally] = {}  # by model
         self._live: dict[ReplicaId, LiveReplica] = {}
         self._serving: dict[str, list[LiveReplica]] = {}  # by model, as long as no replica comes, changes or goes
         self._leases: dict[int, _Lease] = {}
@@ -302,7 +318,8 @@ class Fleet:
         live = self._live.get(replica.id)
         if live is None:
             model = next(iter(replica.base_models), "")
-            self._live[replica.id] = LiveReplica(replica, ReplicaSpeed(self._prefill.setdefault(model, PrefillModel())))
+            speed = ReplicaSpeed(self._prefill.setdefault(model, PrefillModel()))
+            self._live[replica.id] = LiveReplica(replica, speed, self._tallies.setdefault(model, _Tally()))
         else:
             live.replica = replica
 
@@ -372,6 +389,8 @@ class Fleet:
         goes = rank is None or uncached_tokens <= self._feed.small or (not live.held and self._takes(live, now))
         live.in_flight += 1
         live.last_lease = lease
+        live.tally.count += 1
+        live.seen_at = live.tally.count
         live.queued_tokens += uncached_tokens
         live.active_tokens += tokens
         live.wrote(uncached_tokens, now)

@@ -336,6 +336,7 @@ class Router:
                     live.turnover(now),
                     live.usage_now(now),
                     live.has_adapter(request.model),
+                    live.tally.count - live.seen_at,
                 )
             )
         stages.passed(Stage.MATCH)

@@ -200,6 +200,7 @@ class _Play(Course):
                     passed=passed,
                     turnover=live.turnover(now),
                     usage=self._lanes[number].cache.usage,
+                    skipped=live.skipped,
                 )
             )
         chain: Keys | None = self._chain(request) if self._reads_prompt else None

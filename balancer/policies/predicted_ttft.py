@@ -6,13 +6,14 @@ Of each replica, in seconds, the lowest wins; of equals the one with the fewest 
     price = 1 / (1 - utilisation), at most max_price              work becomes waiting for those who come later
           + passed                                                each of those it would pass waits for it
           + eviction * again / (1 - avoidable)                    what it pushes out is computed again, unless it was old
-    cost  = (wait + price * own + others + memory + adapter) / share
+    cost  = (wait + price * own + others + memory + adapter) / share - trial
 
     again     = exp(-turnover / eviction_seconds)
     avoidable = again - the lowest again of all, at most 0.9: what is computed again pushes out again, and so on, for as long as
                 it goes where that happens although it need not; a series of which this is the sum
     others  = request_tokens / speed for each request in flight but one
     memory  = memory_seconds for 1,000 tokens that would not fit into the cache beside what runs and waits there
+    trial   = trial_seconds for one that was given nothing while trial_after times as many requests as there are replicas came
     adapter = adapter_seconds where the LoRA adapter has to be loaded first
 
 Speeds, waits and turnovers are learned (``balancer.speeds``, ``balancer.fleet``); nothing has to be set. Requests that wait for
@@ -46,6 +47,8 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             nothing to compute, so that a hot prefix is copied before its holder is the slowest. One does not count: it may
             have ended, and nobody is to move for it.
         memory_seconds, adapter_seconds: as above.
+        trial_seconds, trial_after: what a request may lose so that a replica that nobody uses is tried, and fills: one that is new,
+            or was slow, would not be where the others can do all of the work.
         doubt: of what a partial or blind replica is thought to hold, the share that is not believed.
         counts_expected: blocks of requests that were sent somewhere and are not computed yet count as held there; without it,
             siblings that come at once are scattered.
@@ -62,6 +65,8 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request_tokens: Annotated[float, msgspec.Meta(ge=0)] = 100.0
     memory_seconds: Seconds = 0.05
     adapter_seconds: Seconds = 0.2
+    trial_seconds: Seconds = 0.2
+    trial_after: Annotated[int, msgspec.Meta(ge=0)] = 5
     doubt: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
     counts_expected: bool = True
     ageing: Seconds | Literal["off"] = 0.1
@@ -85,6 +90,7 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         eviction, lifetime = self.eviction, self.eviction_seconds
         again = [exp(-each.turnover / lifetime) if each.turnover < _FOR_EVER else 0.0 for each in candidates]
         least = min(again)
+        trial, unused = self.trial_seconds, self.trial_after * len(candidates)
         costs = []
         for each, pushed in zip(candidates, again, strict=True):
             uncached: float = each.prompt_tokens - each.cached_tokens
@@ -104,7 +110,8 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     cost += self.memory_seconds * 1e-3 * lacking
             if not each.has_adapter:
                 cost += self.adapter_seconds
-            costs.append(cost / each.share)
+            cost /= each.share
+            costs.append(cost if each.skipped < unused else cost - trial)
         return costs
 
     def _price(self, asked: Asked) -> float:

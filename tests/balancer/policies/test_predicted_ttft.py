@@ -2,6 +2,7 @@
 
 from math import exp, inf
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,6 +111,15 @@ def test_where_another_one_has_room_it_is_paid_for_as_often_as_it_would_come_bac
     again = exp(-1)
     assert evicting(300.0, inf) == pytest.approx([again + again**2 / (1 - again), 0.0])
     assert evicting(0.0, inf) == pytest.approx([10.0, 0.0]), "but not without end"
+
+
+@pytest.mark.parametrize(("skipped", "cached", "goes"), [(10, 800, "b"), (9, 800, "a"), (10, 5000, "a")])
+def test_one_that_was_skipped_for_long_is_tried_by_a_request_that_loses_little(skipped: int, cached: int, goes: str) -> None:
+    policy = PredictedTtft(trial_seconds=0.2, trial_after=5)
+    holder = candidate("a", prompt=8000, cached=cached, speed=8000)
+    unused = candidate("b", prompt=8000, speed=8000, skipped=skipped)
+    assert policy.choose([holder, unused], 0.0).replica == goes
+    assert msgspec.structs.replace(policy, trial_seconds=0.0).choose([holder, unused], 0.0) is holder
 
 
 def test_a_thrashed_cache_is_left_for_an_empty_one_before_the_prefix_is_worth_it_alone() -> None:
