@@ -20,6 +20,9 @@ from balancer.core import DEFAULT_FEED, Feed, Replica
 from balancer.speeds import PrefillModel, ReplicaSpeed
 from indexer.index import ReplicaId
 
+REUSE_SECONDS: Final = 300.0
+"""As long as what is pushed out of a cache is usually missed (``eviction_seconds``)."""
+
 MEMORY_SECONDS: Final = 60.0
 """How long what has been sent counts for how busy the fleet is."""
 
@@ -296,6 +299,7 @@ class Fleet:
         self._next_lease = 1
         self._work = _Decaying()
         self._busy = _Averaged()
+        self._reused = _Share()
         self._able: int | None = None  # how many are available, as long as nothing changes
 
     def __repr__(self) -> str:
@@ -395,6 +399,7 @@ class Fleet:
         live.active_tokens += tokens
         live.wrote(uncached_tokens, now)
         self._work.add(seconds, now)
+        self._reused.add(tokens - uncached_tokens, tokens, now)
         given = self._leases[lease] = _Lease(live, uncached_tokens, tokens, seconds, now, context, answers, tells_start)
         if rank is None or goes:
             self._send(live, lease, given, now)
@@ -496,6 +501,11 @@ class Fleet:
         if self._able is None:
             self._able = sum([live.is_available() for live in self])
         return max(self._work.rate(now), self._busy.mean(now)) / max(1, self._able)
+
+    @property
+    def reuse(self) -> float:
+        """The share of prompt tokens that lay where they were sent, of the last minutes."""
+        return self._reused.share
 
     def _send(self, live: LiveReplica, lease: int, given: _Lease, now: float) -> None:
         if not live.queue:
@@ -604,6 +614,24 @@ class _Decaying:
 
     def _left(self, now: float) -> float:
         return self._sum * math.exp(min(0.0, self._at - now) / MEMORY_SECONDS) if self._sum else 0.0
+
+
+class _Share:
+    """How large a part of a whole was lately: what was ``REUSE_SECONDS`` ago counts a third of what is now."""
+
+    __slots__ = ("_at", "_part", "_whole")
+
+    def __init__(self) -> None:
+        self._at = -math.inf
+        self._part = self._whole = 0.0
+
+    def add(self, part: float, whole: float, now: float) -> None:
+        left = math.exp(min(0.0, self._at - now) / REUSE_SECONDS)
+        self._part, self._whole, self._at = left * self._part + part, left * self._whole + whole, max(self._at, now)
+
+    @property
+    def share(self) -> float:
+        return self._part / self._whole if self._whole else 0.0
 
 
 class _Averaged:

@@ -369,13 +369,14 @@ class Router:
 
     def _asked(self, request: RouteRequest, serving: Sequence[LiveReplica], now: float, *, reads_prompt: bool) -> Asked:
         """What the policy may know besides; the chain is that of one replica, the same one in every process."""
+        utilisation, reuse = self.fleet.utilisation(now), self.fleet.reuse
         if not (reads_prompt and request.prompt_lengths):
-            return Asked(request.session, utilisation=self.fleet.utilisation(now))
+            return Asked(request.session, utilisation=utilisation, reuse=reuse)
         first, matcher = min((live.replica for live in serving), key=lambda each: each.id), self.caches.matcher
         recipe, chains = matcher.recipe(first), matcher.chains(request, first)
         if recipe is None or not chains:
-            return Asked(request.session, utilisation=self.fleet.utilisation(now))
-        return Asked(request.session, chains[0], recipe.block_size, self.fleet.utilisation(now))
+            return Asked(request.session, utilisation=utilisation, reuse=reuse)
+        return Asked(request.session, chains[0], recipe.block_size, utilisation, reuse)
 
     def _beginning(self, request: RouteRequest, serving: Sequence[LiveReplica]) -> int:
         """How the first prompt begins, in the keys of one replica: the same one in every process."""

@@ -204,7 +204,7 @@ class _Play(Course):
                 )
             )
         chain: Keys | None = self._chain(request) if self._reads_prompt else None
-        asked = Asked(session + 1, chain, self._trace.block_size, self._fleet.utilisation(now))
+        asked = Asked(session + 1, chain, self._trace.block_size, self._fleet.utilisation(now), self._fleet.reuse)
         chosen = self._choose(candidates, self._draw(), asked)
         number = candidates.index(chosen)
         lane = self._lanes[number]

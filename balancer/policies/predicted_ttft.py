@@ -8,7 +8,7 @@ Of each replica, in seconds, the lowest wins; of equals the one with the fewest 
           + eviction * again / (1 - avoidable)                    what it pushes out is computed again, unless it was old
     cost  = (wait + price * own + others + memory + adapter) / share - trial
 
-    again     = exp(-turnover / eviction_seconds)
+    again     = reuse * exp(-turnover / eviction_seconds)         of what is reused at all; the lowest of all where nobody knows
     avoidable = again - the lowest again of all, at most 0.9: what is computed again pushes out again, and so on, for as long as
                 it goes where that happens although it need not; a series of which this is the sum
     others  = request_tokens / speed for each request in flight but one
@@ -88,8 +88,13 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def costs(self, candidates: Sequence[Candidate], asked: Asked = NOTHING_ASKED, /) -> list[float]:
         price, others = self._price(asked), self.request_tokens
         eviction, lifetime = self.eviction, self.eviction_seconds
-        again = [exp(-each.turnover / lifetime) if each.turnover < _FOR_EVER else 0.0 for each in candidates]
+        reuse = asked.reuse
+        again = [reuse * exp(-each.turnover / lifetime) if each.turnover < _FOR_EVER else 0.0 for each in candidates]
         least = min(again)
+        if not least and not all([each.room_tokens for each in candidates]):
+            known = [pushed for each, pushed in zip(candidates, again, strict=True) if each.room_tokens]
+            least = min(known, default=0.0)
+            again = [pushed if each.room_tokens else least for each, pushed in zip(candidates, again, strict=True)]
         trial, unused = self.trial_seconds, self.trial_after * len(candidates)
         costs = []
         for each, pushed in zip(candidates, again, strict=True):

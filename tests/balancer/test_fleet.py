@@ -555,6 +555,17 @@ def test_a_full_cache_turns_over_as_fast_as_it_is_written() -> None:
     assert each.turnover(600.0) == math.inf, "the engine has begun anew"
 
 
+def test_reuse_is_the_share_of_tokens_that_were_there_in_the_last_minutes() -> None:
+    owner = fleet("a")
+    assert owner.reuse == 0
+    owner.acquire(live(owner), 1000, 1000, 0.0)
+    assert owner.reuse == 0
+    owner.acquire(live(owner), 500, 1000, 0.0)
+    assert owner.reuse == 0.25
+    owner.acquire(live(owner), 100, 1000, 3000.0)
+    assert owner.reuse == pytest.approx(0.9, abs=0.01)
+
+
 def test_who_is_given_nothing_while_others_are_is_known_to_be_skipped() -> None:
     owner = fleet("a", "b")
     for _ in range(3):
@@ -563,7 +574,9 @@ def test_who_is_given_nothing_while_others_are_is_known_to_be_skipped() -> None:
     owner.put(replica("new"))
     owner.put(replica("else", models=("another",)))
     owner.acquire(live(owner, "b"), 10, 10, 0.0)
-    assert [live(owner, name).skipped for name in ("a", "b", "new", "else")] == [1, 0, 1, 0], "of its own model, since it came"
+    assert [live(owner, name).skipped for name in ("a", "b", "new", "else")] == [1, 0, 1, 0], (
+        "of its own model, since it came"
+    )
 
 
 def test_what_an_engine_says_of_its_use_holds_for_a_moment() -> None:

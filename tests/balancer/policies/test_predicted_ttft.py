@@ -91,16 +91,29 @@ def test_what_is_expected_counts_unless_asked_otherwise() -> None:
     assert PredictedTtft().counts_expected
 
 
-def evicting(*turnovers: float, seconds: float = 10.0) -> list[float]:
-    """What caches that turn over in so many seconds cost, beyond computing there, by the seconds that this takes."""
-    candidates = [candidate("a", prompt=1000, speed=1000 / seconds, turnover=each) for each in turnovers]
-    return [cost / seconds - 1 for cost in PredictedTtft(price=1.0, eviction_seconds=300.0).costs(candidates)]
+def evicting(*turnovers: float, seconds: float = 10.0, reuse: float = 1.0) -> list[float]:
+    """What caches that turn over in so many seconds cost, beyond computing there, by the seconds that this takes.
+
+    Negative: of a cache whose size nobody knows.
+    """
+    candidates = [
+        candidate("a", prompt=1000, speed=1000 / seconds, turnover=abs(each), room_tokens=100 if each > 0 else 0)
+        for each in turnovers
+    ]
+    policy, asked = PredictedTtft(price=1.0, eviction_seconds=300.0), Asked(reuse=reuse)
+    return [cost / seconds - 1 for cost in policy.costs(candidates, asked)]
 
 
 def test_what_is_pushed_out_is_computed_again_unless_it_was_old() -> None:
     assert evicting(300.0) == pytest.approx([exp(-1)])
     assert evicting(3000.0) == pytest.approx([0.0], abs=1e-4)
     assert evicting(inf) == [0.0]
+    assert evicting(300.0, 300.0, reuse=0.4) == pytest.approx([0.4 * exp(-1)] * 2), "as far as anything is ever reused"
+
+
+def test_a_cache_whose_size_nobody_knows_is_no_empty_one() -> None:
+    assert evicting(300.0, 3.0, -inf) == pytest.approx([exp(-1), exp(-0.01) / (1 - exp(-0.01) + exp(-1)), exp(-1)])
+    assert evicting(-inf, -inf) == [0.0, 0.0]
 
 
 def test_where_all_caches_are_equally_full_it_is_paid_for_once() -> None:
@@ -110,11 +123,13 @@ def test_where_all_caches_are_equally_full_it_is_paid_for_once() -> None:
 def test_where_another_one_has_room_it_is_paid_for_as_often_as_it_would_come_back() -> None:
     again = exp(-1)
     assert evicting(300.0, inf) == pytest.approx([again + again**2 / (1 - again), 0.0])
-    assert evicting(0.0, inf) == pytest.approx([10.0, 0.0]), "but not without end"
+    assert evicting(1e-9, inf) == pytest.approx([10.0, 0.0]), "but not without end"
 
 
 @pytest.mark.parametrize(("skipped", "cached", "goes"), [(10, 800, "b"), (9, 800, "a"), (10, 5000, "a")])
-def test_one_that_was_skipped_for_long_is_tried_by_a_request_that_loses_little(skipped: int, cached: int, goes: str) -> None:
+def test_one_that_was_skipped_for_long_is_tried_by_a_request_that_loses_little(
+    skipped: int, cached: int, goes: str
+) -> None:
     policy = PredictedTtft(trial_seconds=0.2, trial_after=5)
     holder = candidate("a", prompt=8000, cached=cached, speed=8000)
     unused = candidate("b", prompt=8000, speed=8000, skipped=skipped)
@@ -124,8 +139,9 @@ def test_one_that_was_skipped_for_long_is_tried_by_a_request_that_loses_little(s
 
 def test_a_thrashed_cache_is_left_for_an_empty_one_before_the_prefix_is_worth_it_alone() -> None:
     full, empty = (
-        candidate("a", prompt=5000, cached=4000, turnover=2.0),
-        candidate("b", prompt=5000),
+        candidate("a", prompt=5000, cached=4000, turnover=2.0, room_tokens=100),
+        candidate("b", prompt=5000, room_tokens=100),
     )
-    assert PredictedTtft().choose([full, empty], 0.0) is empty
-    assert PredictedTtft().choose([full, candidate("b", prompt=5000, turnover=2.0)], 0.0) is full
+    asked, also_full = Asked(reuse=0.9), msgspec.structs.replace(empty, turnover=2.0)
+    assert PredictedTtft().choose([full, empty], 0.0, asked) is empty
+    assert PredictedTtft().choose([full, also_full], 0.0, asked) is full

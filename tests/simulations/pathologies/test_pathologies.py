@@ -80,7 +80,7 @@ def test_half_as_fast(figures: Figures) -> None:
 
 def test_foreign_load(figures: Figures) -> None:
     """Traffic leaves after a handful of requests, and is back when it is over."""
-    assert figures["share_before"] > 0.8
+    assert figures["share_before"] > 0.6
     assert figures["sent_there"] < 20
     assert figures["share_meanwhile"] < 0.1
     assert figures["share_30_to_60_after"] > 0.6
