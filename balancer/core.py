@@ -194,8 +194,8 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 
     ``session`` is a number of the conversation that it belongs to, 0 where nobody says. ``chain`` are the keys of its first
     prompt's blocks, of ``block_size`` tokens each; None where nobody knows its tokens. ``utilisation`` is how much of the
-    fleet's time the prompts of the last minute take to compute, 0 to 1 and more. ``reuse`` is the share of prompt tokens of the last
-    minutes that lay in a cache already.
+    fleet's time the prompts of the last minute take to compute, 0 to 1 and more. ``reuse`` is the share of prompt tokens
+    of the last minutes that lay in a cache already.
     """
 
     session: int = 0

@@ -47,8 +47,8 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             nothing to compute, so that a hot prefix is copied before its holder is the slowest. One does not count: it may
             have ended, and nobody is to move for it.
         memory_seconds, adapter_seconds: as above.
-        trial_seconds, trial_after: what a request may lose so that a replica that nobody uses is tried, and fills: one that is new,
-            or was slow, would not be where the others can do all of the work.
+        trial_seconds, trial_after: what a request may lose so that a replica that nobody uses is tried, and fills: one that is
+            new, or was slow, would not be where the others can do all of the work.
         doubt: of what a partial or blind replica is thought to hold, the share that is not believed.
         counts_expected: blocks of requests that were sent somewhere and are not computed yet count as held there; without it,
             siblings that come at once are scattered.
@@ -91,8 +91,8 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         reuse = asked.reuse
         again = [reuse * exp(-each.turnover / lifetime) if each.turnover < _FOR_EVER else 0.0 for each in candidates]
         least = min(again)
-        if not least and not all([each.room_tokens for each in candidates]):
-            known = [pushed for each, pushed in zip(candidates, again, strict=True) if each.room_tokens]
+        known = [pushed for each, pushed in zip(candidates, again, strict=True) if each.room_tokens]
+        if len(known) < len(again):
             least = min(known, default=0.0)
             again = [pushed if each.room_tokens else least for each, pushed in zip(candidates, again, strict=True)]
         trial, unused = self.trial_seconds, self.trial_after * len(candidates)
