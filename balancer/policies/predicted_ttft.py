@@ -6,7 +6,7 @@ Of each replica, in seconds, the lowest wins; of equals the one with the fewest 
     price = 1 / (1 - utilisation), at most max_price              work becomes waiting for those who come later
           + passed                                                each of those it would pass waits for it
           + eviction * again / (1 - avoidable)                    what it pushes out is computed again, unless it was old
-    cost  = (wait + price * own + others + memory + adapter) / share - trial
+    cost  = (wait + price * own + others + memory + adapter) / share - trial - session
 
     again     = reuse * exp(-turnover / eviction_seconds)         of what is reused at all; the lowest of all where nobody knows
     avoidable = again - the lowest again of all, at most 0.9: what is computed again pushes out again, and so on, for as long as
@@ -14,6 +14,7 @@ Of each replica, in seconds, the lowest wins; of equals the one with the fewest 
     others  = request_tokens / speed for each request in flight but one
     memory  = memory_seconds for 1,000 tokens that would not fit into the cache beside what runs and waits there
     trial   = trial_seconds for one that was given nothing while trial_after times as many requests as there are replicas came
+    session = session_seconds where the conversation's last request went: nobody moves for less
     adapter = adapter_seconds where the LoRA adapter has to be loaded first
 
 Speeds, waits and turnovers are learned (``balancer.speeds``, ``balancer.fleet``); nothing has to be set. Requests that wait for
@@ -47,6 +48,7 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             nothing to compute, so that a hot prefix is copied before its holder is the slowest. One does not count: it may
             have ended, and nobody is to move for it.
         memory_seconds, adapter_seconds: as above.
+        session_seconds: as above; what a conversation has there that nobody can count is worth something, and most come back.
         trial_seconds, trial_after: what a request may lose so that a replica that nobody uses is tried, and fills: one that is
             new, or was slow, would not be where the others can do all of the work.
         doubt: of what a partial or blind replica is thought to hold, the share that is not believed.
@@ -65,6 +67,7 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request_tokens: Annotated[float, msgspec.Meta(ge=0)] = 100.0
     memory_seconds: Seconds = 0.05
     adapter_seconds: Seconds = 0.2
+    session_seconds: Seconds = 0.05
     trial_seconds: Seconds = 0.2
     trial_after: Annotated[int, msgspec.Meta(ge=0)] = 5
     doubt: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
@@ -116,6 +119,8 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if not each.has_adapter:
                 cost += self.adapter_seconds
             cost /= each.share
+            if each.has_session:
+                cost -= self.session_seconds
             costs.append(cost if each.skipped < unused else cost - trial)
         return costs
 

@@ -24,7 +24,9 @@ from simulations.traces.scaling import first, sessions_times
 from simulations.traces.trace import Trace
 from tests.bench.report import report
 
-BASE: Final = "predicted_ttft(price=1,eviction=0,request_tokens=0,memory_seconds=0,trial_seconds=0,ageing=off)"
+BASE: Final = (
+    "predicted_ttft(price=1,eviction=0,request_tokens=0,memory_seconds=0,trial_seconds=0,session_seconds=0,ageing=off)"
+)
 """Wait plus own prefill, blocks under way counted, in order of arrival."""
 
 EVENTS_ONLY: Final = BASE[:-1] + ",counts_expected=false)"

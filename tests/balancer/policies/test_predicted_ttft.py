@@ -91,6 +91,14 @@ def test_what_is_expected_counts_unless_asked_otherwise() -> None:
     assert PredictedTtft().counts_expected
 
 
+def test_a_conversation_moves_for_more_than_nothing() -> None:
+    at_home = candidate("a", prompt=1000, speed=10_000.0, wait=0.04, has_session=True)
+    elsewhere = candidate("b", prompt=1000, speed=10_000.0)
+    assert ONCE.choose([at_home, elsewhere], 0.0) is at_home
+    assert ONCE.choose([msgspec.structs.replace(at_home, wait=0.06), elsewhere], 0.0) is elsewhere
+    assert ONCE.choose([msgspec.structs.replace(at_home, has_session=False), elsewhere], 0.0) is elsewhere
+
+
 def evicting(*turnovers: float, seconds: float = 10.0, reuse: float = 1.0) -> list[float]:
     """What caches that turn over in so many seconds cost, beyond computing there, by the seconds that this takes.
 
