@@ -1,0 +1,87 @@
+"""What a request must carry so that the engine loads what was planned, and no more.
+
+Knows the fields of vLLM's OffloadingConnector in ``kv_transfer_params``, and which releases understand them. Never plans.
+
+``kv_load_tiers`` (vllm#48123; read in 0.28 to 0.32) lists the secondary tiers that may be read, by medium and locality; the CPU
+tier is always read. ``max_load_tokens`` (vllm#55885; in 0.31 and 0.32, not in 0.30; called experimental) is how many tokens may
+be loaded beyond the engine's own hit, rounded down to a chunk. Other connectors and older engines load all that they find, and
+pass over the fields.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from balancer.economics.mix import Control, Mix, Source
+
+TIERS_FIELD: Final = "kv_load_tiers"
+LENGTH_FIELD: Final = "max_load_tokens"
+
+CPU: Final = "CPU"
+"""The medium of the tier that no filter leaves out."""
+
+_TOLD_SINCE: Final = ((0, 31), (0, 28))
+
+
+class Tier(msgspec.Struct, frozen=True):
+    """How an engine names a tier: a medium (``CPU``, ``STORAGE``), and where that is (``LOCAL``, ``REMOTE``), if it says so."""
+
+    medium: str
+    locality: str | None = None
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether a request can leave it out."""
+        return self.medium != CPU
+
+    def matches(self, other: "Tier") -> bool:
+        """Whether a filter that names this tier lets the other one in; what is not said fits all."""
+        return self.medium == other.medium and (
+            self.locality is None or other.locality is None or self.locality == other.locality
+        )
+
+
+def control_of(release: tuple[int, ...] | None, *, offloads: bool) -> Control:
+    """What an engine of this release can be told; ``offloads``: its connector is the OffloadingConnector.
+
+    Of a release that nobody knows nothing is expected.
+    """
+    if release is None or not offloads:
+        return Control.NOTHING
+    length, sources = _TOLD_SINCE
+    return Control.LENGTH if release >= length else Control.SOURCES if release >= sources else Control.NOTHING
+
+
+def hint(mix: Mix, sources: Sequence[Source], tiers: Mapping[str, Tier], control: Control) -> dict[str, Any]:
+    """The fields for ``kv_transfer_params``; empty where the engine does by itself what was planned, or cannot be told.
+
+    ``tiers`` names the tier of each source. Tiers that a filter cannot tell apart must have been one source.
+
+    Raises:
+        ValueError: they were not, and one of them was left out.
+    """
+    fields: dict[str, Any] = {}
+    found = [source for source in sources if source.reach > mix.hit_tokens]
+    if control is Control.LENGTH and mix.loaded_tokens < _all(mix, found):
+        fields[LENGTH_FIELD] = mix.loaded_tokens
+        if not mix.loaded_tokens:
+            return fields  # no filter says more
+    left_out = [source for source in found if source.optional and source.name not in mix.allowed]
+    if control >= Control.SOURCES and left_out:
+        allowed = [tiers[source.name] for source in sources if source.optional and source.name in mix.allowed]
+        for source in left_out:
+            if any(tier.matches(tiers[source.name]) for tier in allowed):
+                raise ValueError(f"{source.name}: an engine cannot tell it from another tier that is to be read")
+        fields[TIERS_FIELD] = [_matcher(tier) for tier in allowed]
+    return fields
+
+
+def _all(mix: Mix, found: Sequence[Source]) -> int:
+    """Tokens that the engine would load from the sources that it may read."""
+    reach = (source.reach for source in found if not source.optional or source.name in mix.allowed)
+    return max(reach, default=mix.hit_tokens) - mix.hit_tokens
+
+
+def _matcher(tier: Tier) -> dict[str, str]:
+    return {"medium": tier.medium} if tier.locality is None else {"medium": tier.medium, "locality": tier.locality}

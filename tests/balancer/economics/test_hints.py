@@ -1,0 +1,90 @@
+"""``balancer/economics/hints.py``: what vLLM's OffloadingConnector is told, and what it makes of it."""
+
+import pytest
+
+from balancer.economics.hints import Tier, control_of, hint
+from balancer.economics.links import Link
+from balancer.economics.mix import Control, Mix, Source, cheapest
+from balancer.economics.prefill import Prefill
+from balancer.economics.shape import CacheShape
+
+SHAPE, PREFILL = CacheShape.uniform(1000.0), Prefill.from_speed(1000)
+FAST, SLOW = Link(1e8), Link(1e5)
+TIERS = {"cpu": Tier("CPU"), "disk": Tier("STORAGE", "LOCAL"), "store": Tier("STORAGE", "REMOTE")}
+
+
+def told(*sources: Source, hit: int = 0, control: Control = Control.LENGTH) -> tuple[Mix, dict[str, object]]:
+    mix = cheapest(1000, hit, sources, PREFILL, SHAPE, control)
+    return mix, hint(mix, sources, TIERS, control)
+
+
+def source(name: str, link: Link, tokens: int) -> Source:
+    return Source(name, link, tokens, 16, optional=TIERS[name].is_optional)
+
+
+def test_what_the_engine_does_by_itself_needs_no_word() -> None:
+    assert told(source("cpu", FAST, 320), source("store", FAST, 960))[1] == {}
+    assert told()[1] == {}
+    assert told(source("cpu", SLOW, 320), hit=320)[1] == {}, "there is nothing beyond its own hit"
+
+
+def test_no_load_at_all_is_a_length_of_0() -> None:
+    assert told(source("cpu", SLOW, 320), source("store", SLOW, 960))[1] == {"max_load_tokens": 0}
+
+
+def test_a_tier_that_is_too_slow_is_left_out() -> None:
+    mix, fields = told(source("cpu", FAST, 320), source("store", SLOW, 960), hit=64)
+    assert mix.loaded_tokens == 256
+    assert fields == {"kv_load_tiers": []}, "the CPU tier is always read"
+
+
+def test_of_two_tiers_of_one_medium_the_place_decides() -> None:
+    fields = told(source("disk", SLOW, 640), source("store", FAST, 960))[1]
+    assert fields == {"kv_load_tiers": [{"medium": "STORAGE", "locality": "REMOTE"}]}
+
+
+def test_a_slow_cpu_tier_before_a_fast_store_is_read_or_nothing_is() -> None:
+    """Blocks that lie in the CPU tier come from there, whatever else has them."""
+    mix, fields = told(source("cpu", SLOW, 480), source("store", FAST, 960))
+    assert (mix.loaded_tokens, fields) == (0, {"max_load_tokens": 0})
+
+
+def test_a_length_is_told_where_some_tokens_are_better_computed() -> None:
+    mix = Mix(64, (), 936 - 320, 0.0)
+    free = Prefill(token=1e-3, least=0.3)  # 300 tokens cost no more than one
+    sources = [source("cpu", FAST, 960)]
+    mix = cheapest(1000, 64, sources, free, SHAPE)
+    assert mix.loaded_tokens == 640
+    assert hint(mix, sources, TIERS, Control.LENGTH) == {"max_load_tokens": 640}
+
+
+def test_older_engines_are_told_what_they_understand() -> None:
+    sources = (source("cpu", FAST, 320), source("store", SLOW, 960))
+    assert told(*sources, control=Control.SOURCES)[1] == {"kv_load_tiers": []}
+    mix, fields = told(*sources, control=Control.NOTHING)
+    assert (mix.loaded_tokens, fields) == (960, {})
+
+
+@pytest.mark.parametrize(
+    ("release", "offloads", "expected"),
+    [
+        ((0, 32, 0), True, Control.LENGTH),
+        ((0, 31, 0), True, Control.LENGTH),
+        ((0, 30, 2), True, Control.SOURCES),
+        ((0, 28, 0), True, Control.SOURCES),
+        ((0, 27, 0), True, Control.NOTHING),
+        ((1, 0, 0), True, Control.LENGTH),
+        ((0, 32, 0), False, Control.NOTHING),
+        (None, True, Control.NOTHING),
+    ],
+)
+def test_releases_and_connectors_differ(release: tuple[int, ...] | None, offloads: bool, expected: Control) -> None:
+    assert control_of(release, offloads=offloads) is expected
+
+
+def test_tiers_that_a_filter_cannot_tell_apart_are_refused() -> None:
+    vague = TIERS | {"disk": Tier("STORAGE")}
+    sources = [source("disk", SLOW, 640), source("store", FAST, 960)]
+    mix = cheapest(1000, 0, sources, PREFILL, SHAPE)
+    with pytest.raises(ValueError, match="disk: an engine cannot tell it from another tier"):
+        hint(mix, sources, vague, Control.LENGTH)

@@ -1,0 +1,204 @@
+"""``balancer/economics/mix.py``: the cheapest mix, against every mix that there is."""
+
+from collections.abc import Iterator
+from itertools import combinations
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from balancer.economics.links import LINKS, Link
+from balancer.economics.mix import Control, Mix, Source, cheapest
+from balancer.economics.prefill import Prefill
+from balancer.economics.shape import CacheShape, Layers
+
+SHAPE = CacheShape.uniform(131_072)
+PREFILL = Prefill.from_speed(10_000)
+
+
+def gigabits(rate: float, fixed: float = 0.0) -> Link:
+    return Link(rate * 1e9 / 8, fixed)
+
+
+def every_mix(
+    prompt: int, hit: int, sources: list[Source], prefill: Prefill, shape: CacheShape, control: Control
+) -> Iterator[float]:
+    """Seconds of all that the engine can be made to do, block by block and in no clever way."""
+    optional = [source for source in sources if source.optional]
+    subsets = [set(each) for count in range(len(optional) + 1) for each in combinations(optional, count)]
+    for subset in [set(optional)] if control is Control.NOTHING else subsets:
+        usable = [source for source in sources if not source.optional or source in subset]
+        holder = [
+            next((each for each in usable if min(each.reach, prompt // each.chunk * each.chunk) > at), None)
+            for at in range(prompt)
+        ]
+        lengths = []
+        for end in range(hit, prompt + 1):
+            last = holder[end - 1] if end > hit else None
+            if end == hit or (all(holder[hit:end]) and last is not None and end % last.chunk == 0):
+                lengths.append(end)
+        for end in lengths if control is Control.LENGTH else lengths[-1:]:
+            seconds, start = 0.0, hit
+            while start < end:
+                source, stop = holder[start], start
+                assert source is not None
+                while stop < end and holder[stop] is source:
+                    stop += 1
+                seconds += source.link.seconds(shape.moved(start, stop, end))
+                start = stop
+            rest = max(1, prompt - end)
+            yield seconds + prefill.seconds(rest, prompt - rest)
+
+
+chunks = st.sampled_from([1, 2, 4, 6])
+links = st.builds(Link, st.sampled_from([1.0, 3.0, 10.0, 50.0, 1000.0]), st.sampled_from([0.0, 0.5, 3.0]))
+shapes = st.builds(
+    CacheShape,
+    st.lists(
+        st.one_of(
+            st.builds(Layers, st.sampled_from([0.0, 1.0, 5.0]), st.sampled_from([None, 1, 3, 7, 20])),
+            st.builds(Layers, st.just(0.0), st.none(), st.sampled_from([2.0, 30.0])),
+        ),
+        min_size=1,
+        max_size=3,
+    ).map(tuple),
+)
+prefills = st.builds(
+    Prefill,
+    st.sampled_from([0.0, 1.0]),
+    st.sampled_from([0.01, 0.1, 0.5, 2.0]),
+    st.sampled_from([0.0, 0.003, 0.1]),
+    st.sampled_from([0.0, 0.4, 1.7, 8.0]),
+)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[int, int, list[Source]]:
+    prompt = draw(st.integers(1, 40))
+    hit = draw(st.integers(0, prompt - 1))
+    sources = [
+        Source(f"s{at}", draw(links), draw(st.integers(0, prompt)), draw(chunks), draw(st.booleans()))
+        for at in range(draw(st.integers(0, 3)))
+    ]
+    return prompt, hit, sources
+
+
+@settings(max_examples=1500, deadline=None)
+@given(cases(), prefills, shapes, st.sampled_from(Control))
+@example(
+    (40, 0, [Source("s0", Link(3.0), 40, 4)]), Prefill(0.0, 0.5, 0.0, 8.0), CacheShape.uniform(1.0), Control.LENGTH
+)
+@example(
+    (40, 0, [Source("slow", Link(1.0), 20, 1, optional=False), Source("store", Link(5.0), 40)]),
+    Prefill(token=2.2, least=44.0),
+    CacheShape((Layers(1.0), Layers(10.0, 7))),
+    Control.LENGTH,
+)
+@example((40, 0, [Source("store", Link(1.0), 40)]), Prefill(token=1.5), CacheShape.uniform(1.0), Control.LENGTH)
+def test_no_mix_is_quicker_than_the_cheapest(
+    case: tuple[int, int, list[Source]], prefill: Prefill, shape: CacheShape, control: Control
+) -> None:
+    prompt, hit, sources = case
+    found = cheapest(prompt, hit, sources, prefill, shape, control)
+    assert found.seconds == pytest.approx(min(every_mix(prompt, hit, sources, prefill, shape, control)))
+    is_consistent(found, prompt, hit, sources, prefill)
+
+
+def is_consistent(found: Mix, prompt: int, hit: int, sources: list[Source], prefill: Prefill) -> None:
+    """Its parts are in the order of the prompt, and each is what it says."""
+    at = hit
+    reach = {source.name: source.reach for source in sources}
+    for load in found.loads:
+        assert load.start == at < load.end <= reach[load.source]
+        at = load.end
+    assert found.hit_tokens == hit
+    assert found.loaded_tokens == at - hit
+    assert found.computed_tokens == max(1, prompt - at)
+    assert found.compute_seconds == prefill.seconds(found.computed_tokens, prompt - found.computed_tokens)
+    assert found.seconds == found.load_seconds + found.compute_seconds
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases(), prefills, shapes)
+def test_it_is_never_worse_than_a_plain_rule(
+    case: tuple[int, int, list[Source]], prefill: Prefill, shape: CacheShape
+) -> None:
+    prompt, hit, sources = case
+    best = cheapest(prompt, hit, sources, prefill, shape).seconds
+    tiny = 1e-9
+    assert best <= prefill.seconds(prompt - hit, hit) + tiny, "never fetch"
+    assert best <= cheapest(prompt, hit, sources, prefill, shape, Control.NOTHING).seconds + tiny, "always fetch"
+    assert best <= cheapest(prompt, hit, sources, prefill, shape, Control.SOURCES).seconds + tiny, "tiers alone"
+    assert best <= prefill.seconds(prompt, 0) + tiny, "compute it all"
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases(), prefills, shapes, st.sampled_from([1.0, 1.5, 10.0]), st.sampled_from([0.0, 0.2]))
+def test_a_better_link_never_makes_it_slower(
+    case: tuple[int, int, list[Source]], prefill: Prefill, shape: CacheShape, faster: float, sooner: float
+) -> None:
+    prompt, hit, sources = case
+    better = [
+        msgspec.structs.replace(
+            each, link=Link(each.link.bandwidth * faster, max(0.0, each.link.latency - sooner), each.link.setup)
+        )
+        for each in sources
+    ]
+    before = cheapest(prompt, hit, sources, prefill, shape).seconds
+    assert cheapest(prompt, hit, better, prefill, shape).seconds <= before + 1e-9
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases(), prefills, shapes)
+def test_more_that_lies_somewhere_never_makes_it_slower(
+    case: tuple[int, int, list[Source]], prefill: Prefill, shape: CacheShape
+) -> None:
+    prompt, hit, sources = case
+    fewer = cheapest(prompt, hit, [each for each in sources if not each.optional], prefill, shape).seconds
+    assert cheapest(prompt, hit, sources, prefill, shape).seconds <= fewer + 1e-9
+
+
+def test_a_link_that_is_slower_than_computing_is_left_alone_but_for_what_it_is_told_to_load() -> None:
+    slow = Source("store", gigabits(1), 8000, 16)
+    assert cheapest(8000, 1600, [slow], PREFILL, SHAPE).loads == ()
+    (load,) = cheapest(8000, 1600, [slow], PREFILL, SHAPE, Control.NOTHING).loads
+    assert (load.start, load.end, load.size) == (1600, 8000, 6400 * 131_072)
+    assert load.seconds == pytest.approx(6400 * 131_072 * 8 / 1e9)
+
+
+def test_a_setup_keeps_short_stretches_from_being_loaded() -> None:
+    def loaded(held: int) -> int:
+        return cheapest(8000, 0, [Source("store", gigabits(100, 0.05), held, 16)], PREFILL, SHAPE).loaded_tokens
+
+    worth = 0.05 / (1e-4 - 131_072 * 8 / 100e9)  # tokens whose computing takes as long as the setup and their loading
+    assert (loaded(int(worth) // 16 * 16), loaded((int(worth) // 16 + 1) * 16)) == (0, (int(worth) // 16 + 1) * 16)
+
+
+def test_a_fast_tier_is_loaded_and_a_slow_store_behind_it_is_not() -> None:
+    sources = [Source("cpu", LINKS["ram-pcie5"], 4000, 16, optional=False), Source("store", gigabits(5), 8000, 16)]
+    found = cheapest(8000, 1600, sources, PREFILL, SHAPE)
+    assert [(load.source, load.start, load.end) for load in found.loads] == [("cpu", 1600, 4000)]
+    assert found.computed_tokens == 4000
+    assert found.allowed == ()
+
+
+def test_a_step_reads_the_weights_in_any_case_so_some_tokens_are_left_to_it() -> None:
+    """10 ms for the weights are 100 tokens: to load them would take time, and to compute them takes none."""
+    prefill = Prefill(token=1e-4, least=0.01)
+    found = cheapest(8000, 0, [Source("store", gigabits(100), 8000, 16)], prefill, SHAPE)
+    assert found.computed_tokens == 96
+    assert found.compute_seconds == 0.01
+
+
+def test_what_an_engine_cannot_be_told_is_what_it_does() -> None:
+    cpu = Source("cpu", gigabits(1), 4000, 16, optional=False)
+    store = Source("store", gigabits(1), 8000, 16)
+    assert cheapest(8000, 0, [cpu, store], PREFILL, SHAPE, Control.NOTHING).loaded_tokens == 8000
+    assert cheapest(8000, 0, [cpu, store], PREFILL, SHAPE, Control.SOURCES).loaded_tokens == 4000
+    assert cheapest(8000, 0, [cpu, store], PREFILL, SHAPE, Control.LENGTH).loaded_tokens == 0
+
+
+def test_a_whole_hit_has_its_last_token_to_compute() -> None:
+    found = cheapest(8000, 8000, [Source("store", gigabits(100), 8000)], PREFILL, SHAPE)
+    assert (found.hit_tokens, found.loads, found.computed_tokens) == (7999, (), 1)
