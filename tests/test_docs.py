@@ -14,11 +14,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from balancer import errors, openai, tenants
+from balancer import cli, errors, openai, tenants
 from balancer.arms import arm, chosen
 from balancer.checks import CHECKS
 from balancer.commands import index, record, serve
 from balancer.core import NOTHING_ASKED, Candidate, Fault
+from balancer.economics.links import LINKS, SHARE
 from balancer.ejection import Cause
 from balancer.fleet import Status
 from balancer.index_service import bodies
@@ -34,6 +35,7 @@ from balancer.settings import ReplicaSettings, Settings, load
 from balancer.signals import Signal
 from balancer.tokens import Tokenizer
 from indexer.index import ReplicaId
+from simulations import economics
 from simulations.generators.base import Settings as Shared
 from simulations.generators.base import generators
 from simulations.named_policies import parse
@@ -127,6 +129,23 @@ def test_traces_are_documented_with_all_flags_formats_and_generators() -> None:
             for field in msgspec.structs.fields(type(registry.make(name, {}))):  # type: ignore[arg-type]
                 told = text if field.name in Shared.__struct_fields__ or name == "diurnal" else row[0]
                 assert f"`{field.name}`" in told, (name, field.name)
+
+
+def test_economics_are_documented_with_all_flags_links_and_the_table_that_it_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = (DOCS / "economics.md").read_text()
+    parser = argparse.ArgumentParser(add_help=False)
+    economics.configure(parser)
+    assert [flag for action in parser._actions for flag in action.option_strings if f"`{flag}`" not in text] == []
+    rows = re.findall(r"^\| `([\w-]+)` \| ([\d.]+) GB/s \| (.*) \|$", text, re.M)
+    assert [(name, float(rate)) for name, rate, _ in rows] == [
+        (name, float(f"{link.bandwidth / SHARE / 1e9:.4g}")) for name, link in LINKS.items()
+    ]
+    assert all(LINKS[name].source.startswith(source) for name, _, source in rows)
+    command, table = re.findall(r"```\n(.*?)```", text, re.S)[:2]
+    assert cli.main(command.split()[1:]) == 0
+    assert capsys.readouterr().out.split("\n\n")[1].strip() == table.strip()
 
 
 def test_every_check_is_documented_in_its_order() -> None:

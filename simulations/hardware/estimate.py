@@ -54,6 +54,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
     active: Positive | None = None
     weight_bytes: Positive = 2.0
+    latent: bool = False
 
     def kv_bytes(self, bytes_each: float = 2.0) -> float:
         """Bytes that one token leaves in the cache, at ``bytes_each`` a number (1 for 8 bits)."""
@@ -118,7 +119,7 @@ def estimate(hardware: Hardware) -> Estimate:
         ConfigError: there is no such model or device, or the weights leave no room for a cache.
     """
     model, gpu, count = hardware.model, hardware.gpu, hardware.count
-    what, device = _named("model", model, models()), _named("gpu", gpu, gpus())
+    what, device = model_named("model", model), device_named("gpu", gpu)
     flops = device.tflops * 1e12 * COMPUTE_SHARE * count
     bandwidth = device.bandwidth_gbs * 1e9 * BANDWIDTH_SHARE * count
     weights = what.parameters * 1e9 * (hardware.weight_bytes or what.weight_bytes)
@@ -146,6 +147,24 @@ def estimate(hardware: Hardware) -> Estimate:
             f"{device.bandwidth_gbs:g} GB/s; {device.source}; {what.source}"
         ),
     )
+
+
+def model_named(field: str, name: str) -> Model:
+    """The model of this name; ``field`` is where it was written.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    return _named(field, name, models())
+
+
+def device_named(field: str, name: str) -> Gpu:
+    """The device of this name; ``field`` is where it was written.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    return _named(field, name, gpus())
 
 
 def _named(field: str, name: str, known: Mapping[str, T]) -> T:
