@@ -38,6 +38,7 @@ from balancer.handover import Handover
 from balancer.hashes import PromptHashes
 from balancer.health import Watcher
 from balancer.limits import Limiter, Permit
+from balancer.model_files import economy_of
 from balancer.news import News
 from balancer.pulse import Order, Pulse, Pulses
 from balancer.recording import Recorder
@@ -92,6 +93,7 @@ class RouterService:
             second=policies.second,
             shadow=policies.shadow,
         )
+        self.economy = economy_of(settings)
         self.care = Care(self.router, settings)
         self.is_draining = False
         """Whether this process is about to end, and is to be sent nothing new."""

@@ -20,6 +20,8 @@ from balancer import admission, conversations, ejection, limits, retries, securi
 from balancer.addresses import place
 from balancer.admission import AdmissionSettings
 from balancer.conversations import SessionSettings
+from balancer.economics import settings as economics
+from balancer.economics.settings import LinkSettings, ModelSettings
 from balancer.ejection import EjectionSettings
 from balancer.errors import ConfigError
 from balancer.limits import LimitSettings
@@ -240,6 +242,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     tenants: TenantSettings = TenantSettings()
     clients: ClientSettings = ClientSettings()
     cors: CorsSettings = CorsSettings()
+    links: tuple[LinkSettings, ...] = ()
+    models: tuple[ModelSettings, ...] = ()
 
 
 def load(text: str) -> Settings:
@@ -272,8 +276,9 @@ def convert(tree: dict[str, Any]) -> Settings:
         ConfigError: an unknown setting, or a value that cannot be used.
     """
     tree = dict(tree)
-    if isinstance(tree.get("replicas"), dict):
-        raise ConfigError("replicas: written as one table; write [[replicas]], with two brackets, before each of them")
+    for name in ("replicas", "links", "models"):
+        if isinstance(tree.get(name), dict):
+            raise ConfigError(f"{name}: written as one table; write [[{name}]], with two brackets, before each of them")
     for section, default in (("policy", PolicySettings().name), ("discovery", DiscoverySettings().name)):
         named = tree.get(section)
         if isinstance(named, dict):
@@ -287,7 +292,8 @@ def convert(tree: dict[str, Any]) -> Settings:
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error))) from error
     roots = [msgspec.structs.replace(replica, url=_root(replica.url)) for replica in settings.replicas]
-    settings = msgspec.structs.replace(settings, replicas=tuple(roots))
+    links = [msgspec.structs.replace(link, replicas=tuple(map(_root, link.replicas))) for link in settings.links]
+    settings = msgspec.structs.replace(settings, replicas=tuple(roots), links=tuple(links))
     _check(settings)
     return settings
 
@@ -437,6 +443,7 @@ def _check(settings: Settings) -> None:
     admission.check(settings.admission)
     conversations.check(settings.sessions)
     limits.check(settings.limits)
+    _check_economics(settings)
     for path, value in _positive(settings):
         if not 0 < value < math.inf:
             raise ConfigError(f"{path}: {value} cannot be used; give a number above 0")
@@ -458,6 +465,13 @@ def _check(settings: Settings) -> None:
         seconds = getattr(settings.server, name)
         if not 0 <= seconds < math.inf:
             raise ConfigError(f"server.{name}: {seconds} cannot be used; give a number of seconds, 0 for none")
+
+
+def _check_economics(settings: Settings) -> None:
+    economics.check(settings.links, settings.models)
+    for at, link in enumerate(settings.links):
+        for url in link.replicas:
+            check_url(f"links[{at}].replicas", url)
 
 
 def _positive(settings: Settings) -> list[tuple[str, float]]:

@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -20,6 +20,7 @@ from balancer.economics.prefill import Prefill
 from balancer.economics.shape import CacheShape
 from balancer.economics.verdict import Verdict, judge
 from balancer.errors import ConfigError
+from balancer.model_files import read_config
 from simulations.hardware.estimate import COMPUTE_SHARE, Hardware, Model, device_named, estimate, model_named, models
 from simulations.report.figures import duration
 
@@ -204,24 +205,6 @@ def _sized_by_config(path: Path, args: argparse.Namespace) -> Sized:
             f"--model {path}: a config.json does not say how fast it is; give --prefill-tps, or --parameters with --gpu"
         )
     return Sized(name, on, prefill, lambda precision: cache_shape(config, precision, str(path)), words)
-
-
-def read_config(flag: str, path: Path) -> Mapping[str, Any]:
-    """A model's config.json, from the file or its folder.
-
-    Raises:
-        ConfigError: there is none, or it is no JSON object.
-    """
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        found = msgspec.json.decode(file.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{flag} {path}: {error.strerror}; name a model's config.json") from None
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{flag} {path}: not valid JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{flag} {path}: not a JSON object; name a model's config.json")
-    return found
 
 
 # What is shown

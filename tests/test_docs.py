@@ -20,6 +20,7 @@ from balancer.checks import CHECKS
 from balancer.commands import index, record, serve
 from balancer.core import NOTHING_ASKED, Candidate, Fault
 from balancer.economics.links import LINKS, SHARE
+from balancer.economics.settings import LinkSettings, ModelSettings
 from balancer.ejection import Cause
 from balancer.fleet import Status
 from balancer.index_service import bodies
@@ -49,10 +50,14 @@ DOCS = ROOT / "docs"
 OWNED = {"policy.settings", "policy.ab.settings", "policy.shadow.settings", "discovery.settings"}
 
 
+LISTS: dict[str, Any] = {"replicas": ReplicaSettings, "links": LinkSettings, "models": ModelSettings}
+"""Settings that are written as [[tables]]."""
+
+
 def setting_names(struct: Any = Settings, prefix: str = "") -> list[str]:
     names: list[str] = []
     for field in msgspec.structs.fields(struct):
-        inner = ReplicaSettings if field.name == "replicas" else field.type
+        inner = LISTS.get(f"{prefix}{field.name}", field.type)
         if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
             names += setting_names(inner, f"{prefix}{field.name}.")
         elif f"{prefix}{field.name}" not in OWNED:  # their owners document them
@@ -71,7 +76,11 @@ def test_documented_defaults_are_the_defaults(name: str) -> None:
     assert row is not None
     if name.startswith("replicas."):
         return  # what a replica's settings default to is told by the engine
-    default = reduce(getattr, name.split("."), Settings())
+    if name in {"links.source", "models.name"}:
+        return
+    lists = {"links": LinkSettings(source=""), "models": ModelSettings(name="")}
+    owner, _, field = name.partition(".")
+    default = getattr(lists[owner], field) if owner in lists else reduce(getattr, name.split("."), Settings())
     shown = row[1].strip("`")
     expected = "not set" if default is None else msgspec.json.encode(default).decode()
     assert shown == expected
@@ -143,6 +152,8 @@ def test_economics_are_documented_with_all_flags_links_and_the_table_that_it_pri
         (name, float(f"{link.bandwidth / SHARE / 1e9:.4g}")) for name, link in LINKS.items()
     ]
     assert all(LINKS[name].source.startswith(source) for name, _, source in rows)
+    (example,) = re.findall(r"```toml\n(.*?)```", text, re.S)
+    assert len(load(example).links) == 3
     command, table = re.findall(r"```\n(.*?)```", text, re.S)[:2]
     assert cli.main(command.split()[1:]) == 0
     assert capsys.readouterr().out.split("\n\n")[1].strip() == table.strip()

@@ -40,6 +40,7 @@ class Source(msgspec.Struct, frozen=True):
         tokens: how many leading tokens of the prompt it holds.
         chunk: loads from it end at multiples of so many tokens.
         optional: whether the engine can be told to leave it out and load from others (vLLM: all but its CPU tier).
+        start: it is known to hold the tokens from here on; of those before nobody knows.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Source(msgspec.Struct, frozen=True):
     tokens: int
     chunk: int = 1
     optional: bool = True
+    start: int = 0
 
     @property
     def reach(self) -> int:
@@ -174,11 +176,11 @@ def _allowed(sources: Sequence[Source], control: Control) -> Iterator[tuple[Sour
 
 
 def _steps(sources: Sequence[Source], start: int, prompt_tokens: int) -> list[Step]:
-    """Each block from the first source that holds it."""
+    """Each block from the first source that holds it, as far as that is known."""
     steps: list[Step] = []
     for source in sources:
         end = min(source.reach, prompt_tokens // source.chunk * source.chunk)
-        if end > start:
+        if source.start <= start < end:
             steps.append((source, start, end))
             start = end
     return steps

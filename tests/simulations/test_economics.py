@@ -125,9 +125,9 @@ def test_a_model_may_be_its_own_configuration(capsys: pytest.CaptureFixture[str]
     (folder / "config.json").write_text(json.dumps({"num_hidden_layers": 2}))
     assert "num_attention_heads: missing from the model's config.json" in refused(capsys, *flags, "--prefill-tps", "9")
     (folder / "config.json").write_text("[]")
-    assert "not a JSON object" in refused(capsys, *flags)
+    assert "is not a JSON object" in refused(capsys, *flags)
     (folder / "config.json").write_text("{")
-    assert "not valid JSON" in refused(capsys, *flags)
+    assert "is not valid JSON" in refused(capsys, *flags)
     assert "No such file or directory; name a model's config.json" in refused(
         capsys, "--model", str(tmp_path / "none.json")
     )

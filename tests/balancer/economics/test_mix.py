@@ -29,10 +29,13 @@ def every_mix(
     subsets = [set(each) for count in range(len(optional) + 1) for each in combinations(optional, count)]
     for subset in [set(optional)] if control is Control.NOTHING else subsets:
         usable = [source for source in sources if not source.optional or source in subset]
-        holder = [
-            next((each for each in usable if min(each.reach, prompt // each.chunk * each.chunk) > at), None)
-            for at in range(prompt)
-        ]
+        holder: list[Source | None] = [None] * prompt
+        at = hit
+        for source in usable:
+            end = min(source.reach, prompt // source.chunk * source.chunk)
+            if source.start <= at < end:
+                holder[at:end] = [source] * (end - at)
+                at = end
         lengths = []
         for end in range(hit, prompt + 1):
             last = holder[end - 1] if end > hit else None
@@ -41,11 +44,11 @@ def every_mix(
         for end in lengths if control is Control.LENGTH else lengths[-1:]:
             seconds, start = 0.0, hit
             while start < end:
-                source, stop = holder[start], start
-                assert source is not None
-                while stop < end and holder[stop] is source:
+                here, stop = holder[start], start
+                assert here is not None
+                while stop < end and holder[stop] is here:
                     stop += 1
-                seconds += source.link.seconds(shape.moved(start, stop, end))
+                seconds += here.link.seconds(shape.moved(start, stop, end))
                 start = stop
             rest = max(1, prompt - end)
             yield seconds + prefill.seconds(rest, prompt - rest)
@@ -78,7 +81,14 @@ def cases(draw: st.DrawFn) -> tuple[int, int, list[Source]]:
     prompt = draw(st.integers(1, 40))
     hit = draw(st.integers(0, prompt - 1))
     sources = [
-        Source(f"s{at}", draw(links), draw(st.integers(0, prompt)), draw(chunks), draw(st.booleans()))
+        Source(
+            f"s{at}",
+            draw(links),
+            draw(st.integers(0, prompt)),
+            draw(chunks),
+            draw(st.booleans()),
+            draw(st.sampled_from([0, 0, 0, 9, 20])),
+        )
         for at in range(draw(st.integers(0, 3)))
     ]
     return prompt, hit, sources
@@ -197,6 +207,12 @@ def test_what_an_engine_cannot_be_told_is_what_it_does() -> None:
     assert cheapest(8000, 0, [cpu, store], PREFILL, SHAPE, Control.NOTHING).loaded_tokens == 8000
     assert cheapest(8000, 0, [cpu, store], PREFILL, SHAPE, Control.SOURCES).loaded_tokens == 4000
     assert cheapest(8000, 0, [cpu, store], PREFILL, SHAPE, Control.LENGTH).loaded_tokens == 0
+
+
+def test_a_source_is_asked_only_for_what_it_is_known_to_hold() -> None:
+    slow, fast = Source("cpu", gigabits(1), 4000, 16), Source("store", gigabits(100), 8000, 16, start=4000)
+    assert cheapest(8000, 0, [slow, fast], PREFILL, SHAPE).loads == (), "the store goes on where the other one ends"
+    assert cheapest(8000, 4000, [slow, fast], PREFILL, SHAPE).loaded_tokens == 4000
 
 
 def test_a_whole_hit_has_its_last_token_to_compute() -> None:

@@ -1,0 +1,93 @@
+"""What it costs this fleet to move a cache: which link leads from where to which replica, and what a model's prompts weigh.
+
+Knows settings and shapes of models. Never knows requests or load. Of what nobody has said, nothing is known: then there is no
+plan, and the engine does what it does.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from balancer.addresses import place
+from balancer.economics.hints import CPU, Tier
+from balancer.economics.links import LINKS, Link
+from balancer.economics.mix import Control, Mix, Source, cheapest
+from balancer.economics.prefill import Prefill
+from balancer.economics.settings import LinkSettings, ModelSettings
+from balancer.economics.shape import CacheShape
+
+STORE: Final = "store:"
+"""Before the name of a shared store, among the places to load from."""
+
+OWN: Final = {CPU: LINKS["ram-pcie4"], "STORAGE/LOCAL": LINKS["nvme-pcie4"]}
+"""Links to tiers of replicas' own machines, where nobody says which; the slower of those that are common."""
+
+
+class Economy:
+    """Links and weights of one fleet. Changes nothing."""
+
+    def __init__(
+        self,
+        links: Sequence[LinkSettings] = (),
+        models: Sequence[ModelSettings] = (),
+        shapes: Mapping[str, CacheShape] | None = None,
+        stores: Mapping[str, Link] | None = None,
+    ) -> None:
+        """``shapes`` are those of models that have a ``config``, ``stores`` links to stores as their own settings have them."""
+        self._links: dict[tuple[str, tuple[str, int] | None], Link] = {}
+        for name, link in {**OWN, **{STORE + name: link for name, link in (stores or {}).items()}}.items():
+            self._links[name, None] = link
+        for at, each in enumerate(links):
+            made = each.made(f"links[{at}]")
+            if not each.replicas:
+                self._links[each.source, None] = made
+            for url in each.replicas:
+                self._links[each.source, place(url)] = made
+        self._shapes = dict(shapes or {})
+        for model in models:
+            if model.bytes_per_token is not None:
+                self._shapes[model.name] = CacheShape.uniform(model.bytes_per_token, "as given")
+
+    def __repr__(self) -> str:
+        return f"<Economy {len(self._links)} links, {len(self._shapes)} models>"
+
+    def link(self, endpoint: str, source: str) -> Link | None:
+        """The way from there to this endpoint's replicas."""
+        return self._links.get((source, place(endpoint))) or self._links.get((source, None))
+
+    def shape(self, models: Iterable[str]) -> CacheShape | None:
+        """What prompts of a model weigh that goes by these names."""
+        return next((self._shapes[name] for name in models if name in self._shapes), None)
+
+    def plan(
+        self,
+        endpoint: str,
+        models: Iterable[str],
+        prompt_tokens: int,
+        cached_tokens: int,
+        loadable: Sequence[tuple[str, int]],
+        prefill: Prefill,
+        control: Control,
+    ) -> Mix | None:
+        """The cheapest mix that a replica can be made to do; None where a link or a weight is not known.
+
+        ``loadable`` are places, each with how many further leading tokens lie there, in the engine's order.
+        """
+        shape = self.shape(models)
+        if shape is None:
+            return None
+        sources, at = [], cached_tokens
+        for name, tokens in loadable:
+            link = self.link(endpoint, name)
+            if link is None:
+                return None
+            sources.append(Source(name, link, at + tokens, optional=tier_of(name).is_optional, start=at))
+            at += tokens
+        return cheapest(prompt_tokens, cached_tokens, sources, prefill, shape, control)
+
+
+def tier_of(source: str) -> Tier:
+    """How a filter of the engine names a place; a shared store is storage somewhere else."""
+    if source.startswith(STORE):
+        return Tier("STORAGE", "REMOTE")
+    medium, _, locality = source.partition("/")
+    return Tier(medium, locality or None)
