@@ -116,7 +116,7 @@ class Audit:
     def compare(self, decision: Decision, actual: int) -> bool:
         """Count one comparison of the same prompt; returns whether the prediction was exact."""
         tally, predicted = self._tally(decision), decision.cached_tokens
-        is_exact = predicted == actual
+        is_exact = decision.expected_tokens == actual
         if not decision.is_predicted:
             tally.estimates += 1
             tally.estimates_exact += is_exact

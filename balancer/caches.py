@@ -14,8 +14,12 @@ from balancer.audit import Audit, Cause
 from balancer.core import Decision, Replica, RouteRequest, Truth
 from balancer.healing import REMEMBERED_BLOCKS, Correction, Finding, Healer
 from balancer.knowledge import FED, Losses, View, judge
+from balancer.load_audit import LoadAudit
+from balancer.loading import Loader
 from balancer.matching import Matcher
 from balancer.renewals import Renewals
+from balancer.stores import Store, Stores
+from indexer.chunks import Chunks
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from indexer.groups import Untold
 from indexer.hits import placed
@@ -54,11 +58,13 @@ class Sent(msgspec.Struct, frozen=True):
 class Caches:
     """The caches of a fleet. Changes with every call but the questions."""
 
-    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
+    def __init__(self, max_blocks: int = MAX_BLOCKS, stores: Iterable[Store] = ()) -> None:
         self.index = CacheIndex(max_blocks)
+        self.stores = Stores(self.index.stores, stores)
         self.predicted = PredictedBlocks()
         self.audit = Audit()
         self.healer = Healer(self.index, self.predicted, self.audit)
+        self.load_audit = LoadAudit(self.index, self.stores)
         self.orders: list[Resync | Renew] = []
         """For whoever has the sockets to obey, and to clear."""
         self.recognitions: dict[ReplicaId, Recognition] = {}
@@ -66,6 +72,8 @@ class Caches:
         self.positions: dict[ReplicaId, Position] = {}
         """How far each replica's event stream has been applied."""
         self.matcher = Matcher(self.index, self.predicted, self.recognitions)
+        self._chunks: dict[ReplicaId, Chunks] = {}  # of those that have told of blocks outside their GPU
+        self.loader = Loader(self.index, self.matcher, self.stores, self._chunks)
         self._replicas: dict[ReplicaId, Replica] = {}
         self._losses: dict[ReplicaId, Losses] = {}
         self._standings: dict[ReplicaId, Standing] = {}
@@ -84,6 +92,7 @@ class Caches:
         """Add a replica or replace what is known of it."""
         self._replicas[replica.id] = replica
         self.index.add(replica.id)
+        self.stores.put(replica)
         known, untold = self.recognitions.get(replica.id), Untold(replica.has_eagle, replica.attention_chunk)
         if known is None:
             self.recognitions[replica.id] = Recognition(replica.recipe, replica.adapters, untold)
@@ -97,6 +106,7 @@ class Caches:
         """The replica is gone: forget its cache, and drop events of it that are still on their way."""
         self._forget(replica)
         self.index.remove(replica)
+        self.stores.remove(replica)
         self.audit.remove(replica)
         self.healer.ended(replica)
         self._renewals.forget(replica)
@@ -134,8 +144,14 @@ class Caches:
 
     def apply(self, replica: ReplicaId, events: Sequence[KVEvent]) -> None:
         """One scheduler step's events."""
-        recognition, strangers = self.recognitions.get(replica), 0
+        recognition, strangers, told = self.recognitions.get(replica), 0, events
         if recognition is not None and events:
+            if replica in self._offloading or self.stores:
+                self._look_behind_gpu(replica, events)
+                is_learned = recognition.state is KeyState.LEARNED
+                events = self.stores.divert(
+                    self._replicas[replica], events, self._chunks[replica], is_learned=is_learned
+                )
             is_open, doubt = recognition.state is not KeyState.PROVEN, recognition.doubt
             before = recognition.strangers
             events, is_void = recognition.read(events)
@@ -147,12 +163,25 @@ class Caches:
                 self.healer.began(replica)
         if replica in self._losses:
             self._settle(replica, events)
+            if replica in self._offloading and replica not in self._chunks:
+                self._look_behind_gpu(replica, told)
         before = self.index.gpu.unknown_removals
         unread = self.index.apply(replica, events)
         strangers += self.index.gpu.unknown_removals - before
         if strangers and any(isinstance(event, AllBlocksCleared) for event in events):
             strangers = 0  # most likely before the clear, and then it does not matter any more
         self._lose(replica, events=unread, strangers=strangers)
+
+    def _look_behind_gpu(self, replica: ReplicaId, events: Sequence[KVEvent]) -> None:
+        """Learn how many blocks its tiers keep together."""
+        if replica not in self._chunks:
+            self._chunks[replica] = Chunks()
+        self._chunks[replica].read(events)
+
+    def slept(self, replica: ReplicaId) -> None:
+        """The engine has given its memory away: vLLM (0.32) empties the connector's, too, and no event tells that."""
+        self.apply(replica, [AllBlocksCleared()])
+        self.index.forget_tier(replica, "CPU")
 
     def felt(self, replica: ReplicaId, queries: float) -> None:
         """So many tokens the engine has looked up in its cache since it began, by its own metrics.
@@ -218,6 +247,10 @@ class Caches:
         """What is missing or in doubt, for each replica."""
         return self._losses
 
+    def can_load(self, replica: ReplicaId) -> bool:
+        """Whether it may have more of a prompt than its GPU has: then what it reports as cached is more than GPU hits."""
+        return self.index.has_other_tiers(replica) or bool(self.stores and self.stores.attached(replica))
+
     # What was sent there
 
     def sent(self, decision: Decision, request: RouteRequest, missing: Sequence[int]) -> Sent:
@@ -266,16 +299,26 @@ class Caches:
             reason = f"the engine counted {truth.prompt_tokens} prompt tokens: it was not this prompt"
             self.audit.explain(decision, actual, Cause.WORKLOAD, reason, now)
             return
+        if decision.loadable and actual >= decision.cached_tokens:
+            self._compare_loads(sent, actual)
         if self.audit.compare(decision, actual):
             if losses.confirmed():
                 self._unjudged.add(decision.replica.id)
             return
         recipe = self.matcher.recipe(decision.replica)
         chains = self.matcher.chains(sent.request, decision.replica)
+        if recipe is not None and chains and decision.cached_tokens <= actual < decision.expected_tokens:
+            return  # its GPU had what was said of it; the rest has been counted
         if recipe is not None and chains:
             keys = chains[0].keys(decision.prompt_tokens // recipe.block_size)
             rule, rendered_at = self.matcher.rule(decision.replica), sent.request.rendered_at
             self.healer.doubt(decision, actual, tuple(keys), recipe.block_size, sent.life, now, rule, rendered_at)
+
+    def _compare_loads(self, sent: Sent, actual: int) -> None:
+        decision = sent.decision
+        recipe, chains = self.matcher.recipe(decision.replica), self.matcher.chains(sent.request, decision.replica)
+        if recipe is not None and chains:
+            self.load_audit.compare(decision, actual, sent.request, chains[0], recipe.block_size)
 
     def _heed(self, finding: Finding, now: float) -> None:
         decision = finding.doubt.decision
@@ -379,6 +422,7 @@ class Caches:
         if replica in self.recognitions:
             self.recognitions[replica].forget()
             self._offloading.discard(replica)
+            self._chunks.pop(replica, None)
             self._felt.discard(replica)
             self._find_whole(replica)
 

@@ -57,7 +57,8 @@ class Replica(msgspec.Struct, frozen=True):
     what it caches, ``has_eagle`` whether it computes the last block of every hit anew (EAGLE and MTP draft models),
     ``has_prefix_caching`` whether it caches prefixes at all, as far as it says. ``attention_chunk`` is the chunk of chunked
     local attention, where somebody says it, in tokens.
-    ``max_model_len`` is in tokens, ``num_gpu_blocks`` counts the blocks of the pool; both None when unsaid.
+    ``max_model_len`` is in tokens, ``num_gpu_blocks`` counts the blocks of the pool; both None when unsaid. ``root`` is where
+    the engine has its base model from (a path or a name at a hub), as it says.
     """
 
     id: ReplicaId
@@ -73,6 +74,7 @@ class Replica(msgspec.Struct, frozen=True):
     has_prefix_caching: bool = True
     max_model_len: int | None = None
     num_gpu_blocks: int | None = None
+    root: str | None = None
 
     def adapter(self, model: str) -> Lora | None:
         """The LoRA adapter of this name, or None for a base model."""
@@ -143,6 +145,16 @@ class Prompt(msgspec.Struct, frozen=True):
     rendered_at: float | None = None
 
 
+class Load(msgspec.Struct, frozen=True, gc=False):
+    """What a replica could load instead of computing it: so many further leading tokens of the prompt, from one place.
+
+    ``source`` is the label of a tier of its own (``CPU``, ``STORAGE/LOCAL``), or ``store:`` and the name of a shared store.
+    """
+
+    source: str
+    tokens: int
+
+
 class Candidate(msgspec.Struct, frozen=True, gc=False):
     """All that a policy may know of one replica it could choose.
 
@@ -160,7 +172,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     kvlb for this replica, ``passed`` would be passed by this one, and ``wait`` is without them. ``turnover`` is how many
     seconds what lies unused in its cache stays there; without end while there is room. ``usage`` is the share of the cache that
     running requests need, as the engine says (0: it does not), and ``has_adapter`` whether the request needs no LoRA adapter,
-    or one that was asked for there lately. ``skipped`` requests for its model went elsewhere since it was given one.
+    or one that was asked for there lately. ``skipped`` requests for its model went elsewhere since it was given one. ``loadable`` are further leading tokens, behind the ``cached_tokens``, that lie in
+    its other tiers and in the stores that it reads from, each source continuing where those before it end.
     """
 
     replica: ReplicaId
@@ -183,10 +196,17 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     usage: float = 0.0
     has_adapter: bool = True
     skipped: int = 0
+    loadable: tuple[Load, ...] = ()
 
     @property
     def uncached_tokens(self) -> int:
+        """Those that its GPU has not, wherever else they lie."""
         return self.prompt_tokens - self.cached_tokens
+
+    @property
+    def loadable_tokens(self) -> int:
+        """All that could be loaded, from wherever."""
+        return sum(each.tokens for each in self.loadable)
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
@@ -239,7 +259,8 @@ class Decision(msgspec.Struct, frozen=True):
     be held against the engine's own figure as a promise: it is comparable, and the replica's cache is known. It
     ``is_comparable`` when the tokens are known and there is one prompt (for several, vLLM 0.32 reports the figure of one of
     them). ``held_tokens`` of the ``cached_tokens`` were named by events when it was made; the rest was expected. ``asked`` and
-    ``candidates`` are what the policy saw, ``shadow`` is what another one would have chosen, where one is asked.
+    ``candidates`` are what the policy saw, ``shadow`` is what another one would have chosen, where one is asked. ``loadable``
+    is the chosen candidate's.
     """
 
     lease: int
@@ -256,6 +277,12 @@ class Decision(msgspec.Struct, frozen=True):
     request_id: str = ""
     asked: Asked = NOTHING_ASKED
     shadow: Paper | None = None
+    loadable: tuple[Load, ...] = ()
+
+    @property
+    def expected_tokens(self) -> int:
+        """What the engine is expected to report as cached: vLLM counts what it loads, but for what NIXL brings."""
+        return self.cached_tokens + sum(each.tokens for each in self.loadable)
 
 
 class Outcome(StrEnum):

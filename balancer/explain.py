@@ -32,6 +32,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     ``cost`` is what the policy weighs, the lower the better; None for a policy that weighs nothing. ``knowledge`` says how much
     was known of the cache, ``reason`` why not more; None where nobody had looked. ``tiers`` has the prompt's tokens that
     each tier holds, by events alone; ``cached_tokens`` also counts what is still expected. The last token is never counted.
+    ``loadable`` are further leading tokens, by the tier or the store that they could be loaded from instead of being computed;
     ``share`` is there while the replica starts slowly.
     """
 
@@ -43,6 +44,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     knowledge: Knowledge
     reason: str | None = None
     tiers: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    loadable: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
     share: float | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -101,6 +103,7 @@ def seen(
             knowledge=each.knowledge,
             reason=view.reason if (view := views.get(each.replica)) and view.state is each.knowledge else None,
             tiers=msgspec.UNSET if tiers is None else tiers.get(each.replica, {}),
+            loadable={load.source: load.tokens for load in each.loadable} if each.loadable else msgspec.UNSET,
             share=each.share if each.share < 1 else msgspec.UNSET,
         )
         for at, each in enumerate(candidates)

@@ -300,6 +300,7 @@ def _describe(
         has_prefix_caching=config is None or config.has_prefix_caching is not False,
         max_model_len=min((card.max_model_len for card in base if card.max_model_len), default=None),
         num_gpu_blocks=config.num_gpu_blocks if config else None,
+        root=next((card.root for card in base if card.root), None),
     )
     return Described(replica, source, tuple(warnings), said_ranks)
 

@@ -43,6 +43,26 @@ class PromptHashes:
             made = self._made[recipe, adapter] = self._make(recipe, adapter)
         return made
 
+    @property
+    def prompts(self) -> Sequence[Sequence[int]]:
+        """Token ids of each."""
+        return self._prompts
+
+    @property
+    def salt(self) -> str | None:
+        """The request's ``cache_salt``."""
+        return self._salt
+
+    def whole(self, recipe: Recipe, adapter: Lora | None) -> Chain | None:
+        """The first prompt's chain with its digests, for those who name blocks by them; None where there is none."""
+        media = self._media[0]
+        known = self._prompts[0] if media.known_tokens is None else self._prompts[0][: media.known_tokens]
+        try:
+            extras = Extras(lora=adapter, multimodal=media.items, salt=self._salt)
+            return Chain(recipe, list(known), extras, memory=self._memory)
+        except (RecipeError, UnhashableError):
+            return None
+
     def _make(self, recipe: Recipe | LearnedKeys, adapter: Lora | None) -> Sequence[Keys]:
         made: list[Keys] = []
         begin = self._stages.now()

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from balancer.caches import Caches
-from balancer.core import PrefixHashes, Replica
+from balancer.core import Load, PrefixHashes, Replica, RouteRequest
 from balancer.errors import BadRequest
 from balancer.hashes import PromptHashes
 from balancer.json_bodies import as_text, check_list, decode
 from balancer.lookup import match, tiers_in_order
+from balancer.matching import usable_blocks
 from balancer.prefixes import GivenKeys
 from hashing.extras import Lora
 from hashing.memory import ChainMemory
@@ -74,7 +75,10 @@ def answer_query(
     adapter_of: Callable[[Replica], Lora | None],
     now: float,
 ) -> dict[str, Any]:
-    """For each replica, how many leading tokens of the prompt it holds: with its GPU alone, then with each further tier."""
+    """For each replica, how many leading tokens of the prompt it holds: with its GPU alone, then with each further tier.
+
+    ``loadable`` are those that its engine would load, of what lies behind its GPU's own: by tier, or by store.
+    """
     asked = list(replicas)
     if query.token_ids is not None:
         prefix: PrefixHashes = PromptHashes([query.token_ids], as_text(query.cache_salt), memory)
@@ -84,6 +88,8 @@ def answer_query(
     found = match(caches.index, caches.recognitions, asked, prefix, adapter_of)
     labels = [tier.label for tier in tiers_in_order(caches.index)]
     nothing = (0,) * len(labels)
+    on_gpu = {replica: tokens.tokens[0] for replica, tokens in found.items()}
+    loads = _loads(caches, asked, query, prefix, on_gpu) if caches.loader.has_any else {}
     rows = []
     for replica in replicas:
         row = _row(caches, replica, now)
@@ -92,8 +98,30 @@ def answer_query(
         else:
             tokens = found[replica.id].tokens if replica.id in found else nothing
             row["matched_tokens"] = dict(zip(labels, tokens, strict=True))
+            row["loadable"] = {load.source: load.tokens for load in loads.get(replica.id, ())}
         rows.append(row)
     return {"prompt_tokens": None if query.token_ids is None else len(query.token_ids), "replicas": rows}
+
+
+def _loads(
+    caches: Caches,
+    replicas: Sequence[Replica],
+    query: IndexQuery,
+    prefix: PrefixHashes,
+    on_gpu: Mapping[ReplicaId, int],
+) -> dict[ReplicaId, tuple[Load, ...]]:
+    """What each would load. Of keys alone the prompt's length is not known: it is taken to go on behind them."""
+    found: dict[ReplicaId, tuple[Load, ...]] = {}
+    for replica in replicas:
+        recipe = caches.recognitions[replica.id].recipe
+        if recipe is None:
+            continue
+        length = len(query.token_ids or ()) or len(query.block_hashes or ()) * recipe.block_size + 1
+        held = min(on_gpu.get(replica.id, 0), usable_blocks(length, recipe.block_size) * recipe.block_size)
+        model = query.lora_name or query.model or next(iter(replica.models), "")
+        request = RouteRequest(model, prefix, (length,))
+        found |= caches.loader.loads(request, [replica], {replica.id: held})
+    return found
 
 
 def answer_replicas(

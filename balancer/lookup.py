@@ -90,7 +90,7 @@ def reach(
         deepest = 0
         for before, members in so_far.items():
             start = before[-1] if before else 0
-            rest = chain if not start else _Rest(chain, start)
+            rest = chain if not start else Rest(chain, start)
             for bits, blocks in table.depths(rest, MAX_BLOCKS, sum(members), group):
                 if blocks:
                     deepest = max(deepest, start + blocks)
@@ -103,7 +103,7 @@ def reach(
     return found
 
 
-class _Rest:
+class Rest:
     """A chain without its first blocks."""
 
     def __init__(self, chain: Keys, start: int) -> None:

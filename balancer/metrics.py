@@ -11,7 +11,7 @@ from itertools import accumulate
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from balancer import shadow_metrics
+from balancer import shadow_metrics, store_metrics
 from balancer.admission import Urgency
 from balancer.audit import ERROR_BOUNDS
 from balancer.fleet import Status
@@ -81,6 +81,7 @@ class _RouterCollector(IndexCollector):
         yield from self._admission()
         yield from shadow_metrics.collect(self._service.router.shadow)
         yield from super().collect()
+        yield from store_metrics.collect(self._service.router.caches)
         yield from self._audit()
         yield from self._tokenizer()
         yield from self._snapshot()

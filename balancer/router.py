@@ -7,7 +7,7 @@ Between calls: each open lease belongs to one replica, and is released exactly o
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -22,12 +22,14 @@ from balancer.errors import Contended, NoReplica, Saturated, UnknownModel
 from balancer.fleet import Fleet, LiveReplica, Status
 from balancer.healing import SETTLE_SECONDS
 from balancer.leaning import BEGINNING, lean
+from balancer.loading import NO_LOADS, NOTHING
 from balancer.matching import Holding
 from balancer.policies.base import Policy
 from balancer.sessions import Sessions
 from balancer.shadow import Seen, Shadow
 from balancer.slow_start import SlowStart, SlowStartSettings
 from balancer.stages import Stage
+from balancer.stores import Store
 from balancer.words import counted
 from indexer.index import MAX_BLOCKS, ReplicaId
 
@@ -66,10 +68,11 @@ class Router:
         slow_start: SlowStartSettings = DEFAULT_SLOW_START,
         second: Arm | None = None,
         shadow: Arm | None = None,
+        stores: Iterable[Store] = (),
     ) -> None:
-        """``second`` decides for its share of requests, ``shadow`` on paper alone."""
+        """``second`` decides for its share of requests, ``shadow`` on paper alone; ``stores`` are read by replicas."""
         self.arms = Arms(arm(policy_name, policy), second)
-        self.caches = Caches(max_blocks)
+        self.caches = Caches(max_blocks, stores)
         self.shadow = None if shadow is None else Shadow(shadow, self.caches.matcher)
         self.fleet = Fleet(self.arms.feed)
         self._admission = admission
@@ -303,6 +306,9 @@ class Router:
         matches = (
             caches.matcher.match(request, replicas, expecting=acting.counts_expected) if request.prompt_lengths else {}
         )
+        loads = NO_LOADS
+        if caches.loader.has_any:
+            loads = caches.loader.loads(request, replicas, matches)
         beginning = 0 if any(matches.values()) else self._beginning(request, serving)
         session_at = self.sessions.at(request.session)
         candidates = []
@@ -337,6 +343,7 @@ class Router:
                     live.usage_now(now),
                     live.has_adapter(request.model),
                     live.tally.count - live.seen_at,
+                    loads.get(name, NOTHING) if loads else NOTHING,
                 )
             )
         stages.passed(Stage.MATCH)
@@ -397,7 +404,7 @@ class Router:
             replica=replica,
             prompt_tokens=chosen.prompt_tokens,
             cached_tokens=chosen.cached_tokens,
-            is_predicted=is_comparable and chosen.knowledge.is_promise and not caches.index.has_other_tiers(replica.id),
+            is_predicted=is_comparable and chosen.knowledge.is_promise and not caches.can_load(replica.id),
             knows_tokens=knows_tokens,
             policy=seen.arm.name,
             candidates=seen.candidates,
@@ -407,6 +414,7 @@ class Router:
             is_comparable=is_comparable,
             held_tokens=holding.held_tokens if request.reads_cache else 0,
             request_id=request.request_id,
+            loadable=chosen.loadable,
         )
         return decision, holding
 

@@ -24,6 +24,7 @@ from balancer.arms import chosen
 from balancer.caches import Renew, Resync
 from balancer.care import Care
 from balancer.census import Census
+from balancer.connectors.running import StoreRunner, stores_of
 from balancer.core import Decision, Failure, Outcome, Prompt, RouteRequest, Truth
 from balancer.decision_file import open_decision_file
 from balancer.decisions import NOBODY, DecisionLog, Origin
@@ -49,6 +50,7 @@ from balancer.signals import Sign
 from balancer.silence import SILENT_AFTER, Silence, likely_causes
 from balancer.stages import UNTIMED, Stages
 from balancer.stalls import Answer
+from balancer.stores import SOURCE
 from balancer.targets import Targets
 from balancer.tenants import Caller
 from balancer.tokens import Tokenizer
@@ -59,7 +61,7 @@ from balancer.warm import WarmStart
 from balancer.yielding import Yielding
 from hashing.memory import ChainMemory
 from hashing.token_text import TokenText
-from indexer.events import AllBlocksCleared, BlockStored
+from indexer.events import BlockStored
 from indexer.index import ReplicaId
 from indexer.sources.vllm import Publisher, PublisherStatus
 from indexer.stream import Apply, Forget, Position, Standing, Step
@@ -92,8 +94,10 @@ class RouterService:
             slow_start=settings.slow_start,
             second=policies.second,
             shadow=policies.shadow,
+            stores=stores_of(settings.stores),
         )
         self.economy = economy_of(settings)
+        self.stores = StoreRunner(self.router)
         self.care = Care(self.router, settings)
         self.is_draining = False
         """Whether this process is about to end, and is to be sent nothing new."""
@@ -134,6 +138,8 @@ class RouterService:
         self.session = open_session(self.settings.timeouts, self._tls)
         self.tokenizer = Tokenizer(self.session, self.settings.tokenizer)
         self.feed = EventFeed(self._take)
+        self.stores.start()
+        self._follow_stores()
         if self._decision_file is not None:
             self._tasks.append(asyncio.create_task(self._decision_file.run()))
         self._set_endpoints(self.settings.replicas)
@@ -152,6 +158,7 @@ class RouterService:
         self.turns.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.targets.stop()
+        await self.stores.stop()
         await self.warm.save(logging.INFO)  # before the rest, which may wait for a disk
         if self._decision_file is not None:
             await self._decision_file.flush()
@@ -206,6 +213,18 @@ class RouterService:
         Raises:
             RequestError: as ``route``.
         """
+        if (asking := self.stores.asking(request)) is not None:
+            return asyncio.ensure_future(self._after_asking(asking, request, origin, claim))
+        return self._place(request, origin, claim)
+
+    async def _after_asking(
+        self, asking: Awaitable[None], request: RouteRequest, origin: Origin, claim: Claim
+    ) -> Decision:
+        await asking
+        placed = self._place(request, origin, claim)
+        return placed if isinstance(placed, Decision) else await self._in_turn(placed)
+
+    def _place(self, request: RouteRequest, origin: Origin, claim: Claim) -> "Decision | asyncio.Future[Decision]":
         at = time.time()
         request = self._yielding(request, claim)
         decision = self.waiting.at_once(request)
@@ -602,7 +621,7 @@ class RouterService:
     def _obey(self, replica: ReplicaId, order: Order | None, reason: str) -> None:
         match order:
             case Order.CLEAR:
-                self.router.caches.apply(replica, [AllBlocksCleared()])
+                self.router.caches.slept(replica)
             case Order.BEGIN_ANEW:
                 if replica in self._publishers:
                     log.info("%s: %s", replica, reason)
@@ -638,8 +657,19 @@ class RouterService:
     def _hold_events(self) -> AbstractContextManager[None]:
         return self.feed.held()
 
+    def _follow_stores(self) -> None:
+        """Subscribe to those stores that publish by themselves; none of them is a replica."""
+        for store in self.router.caches.stores:
+            settings = store.settings
+            if settings.events is not None:
+                name = ReplicaId(store.source)
+                self.feed.reader.add(Publisher(name, settings.events, settings.replay, settings.topic))
+
     def _take(self, replica: ReplicaId, step: Step) -> None:
-        """One step of the replica's event stream."""
+        """One step of the replica's event stream, or of a store's."""
+        if replica.startswith(SOURCE):
+            self.router.caches.stores.observe(replica.removeprefix(SOURCE), step)
+            return
         if self.router.fleet.get(replica) is not None:  # of one that is gone, that has been told
             self._news.step(replica, step)
         if isinstance(step, Apply):

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from balancer import admission, conversations, ejection, limits, retries, security, slow_start, timeouts
+from balancer import admission, conversations, ejection, limits, retries, security, slow_start, store_settings, timeouts
 from balancer.addresses import place
 from balancer.admission import AdmissionSettings
 from balancer.conversations import SessionSettings
@@ -29,6 +29,7 @@ from balancer.openai import PATHS
 from balancer.retries import RetrySettings
 from balancer.security import AuthSettings, CorsSettings, TenantSettings, TlsSettings
 from balancer.slow_start import SlowStartSettings
+from balancer.store_settings import StoreSettings
 from balancer.timeouts import RouteTimeouts, TimeoutSettings
 from balancer.wishes import ClientSettings
 from balancer.words import printable
@@ -244,6 +245,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     cors: CorsSettings = CorsSettings()
     links: tuple[LinkSettings, ...] = ()
     models: tuple[ModelSettings, ...] = ()
+    stores: tuple[StoreSettings, ...] = ()
 
 
 def load(text: str) -> Settings:
@@ -285,6 +287,10 @@ def convert(tree: dict[str, Any]) -> Settings:
             beside = {key: _beside(key, named[key]) for key in _BESIDE.get(section, ()) if key in named}
             own = {key: value for key, value in named.items() if key != "name" and key not in beside}
             tree[section] = {"name": named.get("name", default), "settings": own, **beside}
+    if isinstance(tree.get("stores"), dict):
+        raise ConfigError("stores: written as one table; write [[stores]], with two brackets, before each of them")
+    if "stores" in tree:
+        tree["stores"] = store_settings.gather(tree["stores"])
     if isinstance(tree.get("timeouts"), dict):
         tree["timeouts"] = timeouts.gather_routes(tree["timeouts"])
     try:
@@ -293,7 +299,10 @@ def convert(tree: dict[str, Any]) -> Settings:
         raise ConfigError(_explain(str(error))) from error
     roots = [msgspec.structs.replace(replica, url=_root(replica.url)) for replica in settings.replicas]
     links = [msgspec.structs.replace(link, replicas=tuple(map(_root, link.replicas))) for link in settings.links]
-    settings = msgspec.structs.replace(settings, replicas=tuple(roots), links=tuple(links))
+    stores = [msgspec.structs.replace(store, replicas=tuple(map(_root, store.replicas))) for store in settings.stores]
+    settings = msgspec.structs.replace(
+        settings, replicas=tuple(roots), links=tuple(links), stores=tuple(stores)
+    )
     _check(settings)
     return settings
 
@@ -411,6 +420,7 @@ def _check_named_once(replicas: tuple[ReplicaSettings, ...]) -> None:
 
 def _check(settings: Settings) -> None:
     check_replicas(settings.replicas)
+    _check_stores(settings)
     path = settings.snapshot.path
     if path is not None and (not PurePath(path).name or "\0" in path):
         raise ConfigError(f"snapshot.path: {path!a} names no file; give one like /var/lib/kvlb/index")
@@ -472,6 +482,16 @@ def _check_economics(settings: Settings) -> None:
     for at, link in enumerate(settings.links):
         for url in link.replicas:
             check_url(f"links[{at}].replicas", url)
+
+
+def _check_stores(settings: Settings) -> None:
+    store_settings.check(settings.stores)
+    for at, store in enumerate(settings.stores):
+        for name, endpoint in (("events", store.events), ("replay", store.replay)):
+            if endpoint is not None:
+                check_endpoint(f"stores[{at}].{name}", endpoint)
+        for url in store.replicas:
+            check_url(f"stores[{at}].replicas", url)
 
 
 def _positive(settings: Settings) -> list[tuple[str, float]]:

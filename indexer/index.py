@@ -11,6 +11,7 @@ from typing import Final
 from indexer.bound import MAX_BLOCKS, Bound
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from indexer.places import GPU, Keys, ReplicaId, Tier, TierImage, tier_of
+from indexer.stores import StoreIndex
 from indexer.tiers import TierIndex
 
 __all__ = ["GPU", "MAX_BLOCKS", "CacheIndex", "Keys", "ReplicaId", "Tier", "TierImage", "TierIndex"]
@@ -29,6 +30,8 @@ class CacheIndex:
         self._bound = Bound(max_blocks)
         self.tiers: dict[Tier, TierIndex] = {Tier(): TierIndex(self._bound)}
         self.gpu = self.tiers[Tier()]
+        self.stores = StoreIndex(self._bound)
+        """What lies in stores that no replica owns; it is nobody's when a replica is forgotten."""
         self.events_dropped = 0
         self.clears: Counter[ReplicaId] = Counter()
         """How often each replica's GPU tier was cleared by an event."""
@@ -74,6 +77,13 @@ class CacheIndex:
     def has_other_tiers(self, replica: ReplicaId) -> bool:
         """Whether the replica holds anything outside its GPU."""
         return len(self.tiers) > 1 and any(tier.blocks(replica) for tier in self.tiers.values() if tier is not self.gpu)
+
+    def forget_tier(self, replica: ReplicaId, medium: str) -> None:
+        """The replica holds nothing more in its own tiers of this medium."""
+        for tier, table in self.tiers.items():
+            if tier.medium == medium:
+                table.clear(replica)
+        self._drop_empty_tiers()
 
     def add(self, replica: ReplicaId) -> None:
         """From now on events of this replica count; those that come before are dropped."""
@@ -154,12 +164,13 @@ class CacheIndex:
     @property
     def has_retired(self) -> bool:
         """Whether ``sweep`` has work to do."""
-        return any(tier.has_retired for tier in self.tiers.values())
+        return self.stores.has_retired or any(tier.has_retired for tier in self.tiers.values())
 
     def sweep(self) -> None:
         """A slice of the work that clears and restarts have left; call again while ``has_retired``."""
         for tier in self.tiers.values():
             tier.sweep()
+        self.stores.sweep()
         self._drop_empty_tiers()
 
     def check(self) -> None:
@@ -167,4 +178,5 @@ class CacheIndex:
         for tier in self.tiers.values():
             tier.check()
             assert set(tier._slots) <= self._replicas, "a replica that was never added holds blocks"
+        self.stores.check()
         assert self.size <= self.max_blocks, "more blocks than the limit"

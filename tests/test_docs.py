@@ -18,6 +18,8 @@ from balancer import cli, errors, openai, tenants
 from balancer.arms import arm, chosen
 from balancer.checks import CHECKS
 from balancer.commands import index, record, serve
+from balancer.connectors import base as connectors
+from balancer.connectors.running import stores_of
 from balancer.core import NOTHING_ASKED, Candidate, Fault
 from balancer.economics.links import LINKS, SHARE
 from balancer.economics.settings import LinkSettings, ModelSettings
@@ -34,6 +36,7 @@ from balancer.retries import Verdict
 from balancer.service import RouterService
 from balancer.settings import ReplicaSettings, Settings, load
 from balancer.signals import Signal
+from balancer.store_settings import StoreSettings
 from balancer.tokens import Tokenizer
 from indexer.index import ReplicaId
 from simulations import economics
@@ -47,10 +50,10 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 
 
-OWNED = {"policy.settings", "policy.ab.settings", "policy.shadow.settings", "discovery.settings"}
+OWNED = {"policy.settings", "policy.ab.settings", "policy.shadow.settings", "discovery.settings", "stores.settings"}
 
 
-LISTS: dict[str, Any] = {"replicas": ReplicaSettings, "links": LinkSettings, "models": ModelSettings}
+LISTS: dict[str, Any] = {"replicas": ReplicaSettings, "links": LinkSettings, "models": ModelSettings, "stores": StoreSettings}
 """Settings that are written as [[tables]]."""
 
 
@@ -76,9 +79,9 @@ def test_documented_defaults_are_the_defaults(name: str) -> None:
     assert row is not None
     if name.startswith("replicas."):
         return  # what a replica's settings default to is told by the engine
-    if name in {"links.source", "models.name"}:
+    if name in {"links.source", "models.name", "stores.name"}:
         return
-    lists = {"links": LinkSettings(source=""), "models": ModelSettings(name="")}
+    lists = {"links": LinkSettings(source=""), "models": ModelSettings(name=""), "stores": StoreSettings(name="")}
     owner, _, field = name.partition(".")
     default = getattr(lists[owner], field) if owner in lists else reduce(getattr, name.split("."), Settings())
     shown = row[1].strip("`")
@@ -197,6 +200,21 @@ def test_every_policy_is_documented_with_its_settings() -> None:
             (each.name, "" if each.default is None else msgspec.json.encode(each.default).decode()) for each in fields
         ]
         assert told == defaults, name
+
+
+def test_every_connector_is_documented_with_its_settings() -> None:
+    text = (DOCS / "stores.md").read_text()
+    documented = re.findall(r"^\| `([a-z_]+)` \|", text, re.M)
+    assert sorted(documented) == sorted(connectors.names())
+    for name in connectors.names():
+        (row,) = re.findall(rf"^\| `{name}` \|.*$", text, re.M)
+        for field in msgspec.structs.fields(connectors.CONNECTORS._classes[name]):  # type: ignore[arg-type]
+            assert f"`{field.name}`" in row, (name, field.name)
+
+
+def test_the_settings_of_the_docs_of_stores_can_be_used() -> None:
+    examples = re.findall(r"```toml\n(.*?)```", (DOCS / "stores.md").read_text(), re.S)
+    assert all(stores_of(load(example).stores) for example in examples)
 
 
 def test_the_settings_of_the_docs_of_policies_can_be_used() -> None:

@@ -168,8 +168,13 @@ def written(told: Explanation) -> str:
     lines = [f"{told.path}, model {told.model}: {count}; policy {told.policy}"]
     if told.request_id:
         lines[0] += f"; request {told.request_id}"
-    columns = slice(None, -1 if any(each.tiers is msgspec.UNSET for each in told.candidates) else None)
-    lines += _table([row[columns] for row in (_HEAD, *(_row(each, told) for each in told.candidates))])
+    shown = [
+        at
+        for at, name in enumerate(_HEAD)
+        if (name != "by events" or not any(each.tiers is msgspec.UNSET for each in told.candidates))
+        and (name != "could load" or any(each.loadable is not msgspec.UNSET for each in told.candidates))
+    ]
+    lines += _table([[row[at] for at in shown] for row in (_HEAD, *(_row(each, told) for each in told.candidates))])
     lines.append(f"{told.replica}: {told.why}")
     lines += [
         f"{each.replica} is known as {each.knowledge}: {each.reason}"
@@ -184,7 +189,7 @@ def written(told: Explanation) -> str:
     return "\n".join(map(printable, lines))
 
 
-_HEAD: Final = ("", "replica", "cached", "queued", "in flight", "cost", "knowledge", "by events")
+_HEAD: Final = ("", "replica", "cached", "queued", "in flight", "cost", "knowledge", "by events", "could load")
 
 
 def _tiers(held: dict[str, int]) -> str:
@@ -201,13 +206,14 @@ def _row(each: Seen, told: Explanation) -> tuple[str, ...]:
         "-" if each.cost is None else f"{each.cost:,.6g}",
         each.knowledge,
         "" if each.tiers is msgspec.UNSET else _tiers(each.tiers),
+        "" if each.loadable is msgspec.UNSET else _tiers(each.loadable),
     )
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns as wide as they must be; figures at the right."""
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    left = {0, 1, 6, 7}
+    left = {0, 1, 6, 7, 8}
     return [
         "  ".join(
             cell.ljust(widths[at]) if at in left else cell.rjust(widths[at]) for at, cell in enumerate(row)

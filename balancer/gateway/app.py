@@ -172,6 +172,7 @@ class _Control:
             "discovery": {"name": self._service.settings.discovery.name, "problem": self._service.follower.problem},
             "snapshot": self._service.warm.told(),
             "processes": {"brain": self._service.census.brain, "gateways": self._service.census.gateways},
+            "stores": self._service.stores.status(),
             "replicas": found,
         }
         text = msgspec.json.format(msgspec.json.encode(_rounded(msgspec.to_builtins(body))))

@@ -1,0 +1,1 @@
+"""Shared stores of KV blocks, each kind by its connector."""

@@ -1,0 +1,161 @@
+"""What each replica could load of a prompt instead of computing it: from its own CPU and disk, and from shared stores.
+
+Knows the index, how keys are read, chunks and stores. Never knows load, time or what a fetch costs: it says how much lies
+where. A source continues where its GPU and the sources before it end; tiers are asked in the order in which an engine looks
+(GPU, CPU, the rest), then stores in the order of the settings, and again as long as that leads further: the tiers of vLLM's
+OffloadingConnector are looked through chunk by chunk.
+
+Prompts of models with several cache groups, and lists of prompts, are left out: what is not known is not promised.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from balancer.core import Load, Replica, RouteRequest
+from balancer.lookup import Rest, tiers_in_order
+from balancer.matching import Matcher, usable_blocks
+from balancer.stores import Reading, Store, Stores
+from hashing.extras import Lora
+from indexer.chunks import Chunks
+from indexer.hits import Every
+from indexer.index import CacheIndex, Keys, ReplicaId, Tier
+from indexer.stores import Namespace
+
+NO_LOADS: Final[Mapping[ReplicaId, tuple[Load, ...]]] = {}
+
+NOTHING: Final[tuple[Load, ...]] = ()
+
+MAX_ROUNDS: Final = 8
+"""Through all sources: chunks of one prompt that lie by turns in two of them are rare."""
+
+_Depth = Callable[[Keys, int], int]
+
+
+class Loader:
+    """Asks the caches' own parts, which change under it. Changes nothing but the order of least recent use."""
+
+    def __init__(self, index: CacheIndex, matcher: Matcher, stores: Stores, chunks: Mapping[ReplicaId, Chunks]) -> None:
+        self._index = index
+        self._matcher = matcher
+        self._stores = stores
+        self._chunks = chunks
+
+    @property
+    def has_any(self) -> bool:
+        """Whether anything lies outside of GPUs; without that, nothing is looked for."""
+        return bool(self._index.stores) or len(self._index.tiers) > 1
+
+    def loads(
+        self, request: RouteRequest, replicas: Sequence[Replica], cached: Mapping[ReplicaId, int]
+    ) -> dict[ReplicaId, tuple[Load, ...]]:
+        """For each replica that could load anything, from where and how many tokens; ``cached`` is what its GPU has."""
+        found: dict[ReplicaId, tuple[Load, ...]] = {}
+        if len(request.prompt_lengths) != 1 or not request.reads_cache:
+            return found
+        asked = _Asked(request, self._index)
+        tiers = [tier for tier in tiers_in_order(self._index) if tier != Tier()]
+        for replica in replicas:
+            loads = self._of(asked, replica, cached.get(replica.id, 0), tiers)
+            if loads:
+                found[replica.id] = loads
+        return found
+
+    def _of(self, asked: "_Asked", replica: Replica, cached: int, tiers: Sequence[Tier]) -> tuple[Load, ...]:
+        recipe = self._matcher.recipe(replica)
+        if recipe is None or self._matcher.rule(replica) is not None:
+            return NOTHING
+        own = [tier for tier in tiers if self._index.tiers[tier].blocks(replica.id)]
+        stores = [(store, self._stores.readable(store, replica)) for store in self._stores.attached(replica.id)]
+        stores = [(store, namespaces) for store, namespaces in stores if namespaces and store.is_up]
+        if not own and not stores:
+            return NOTHING
+        chains = self._matcher.chains(asked.request, replica)
+        if not chains:
+            return NOTHING
+        chain, size, chunks = chains[0], recipe.block_size, self._chunks.get(replica.id)
+        gained: dict[str, int] = {}
+        at = cached
+        for _ in range(MAX_ROUNDS):
+            before = at
+            for tier in own:
+                chunk = chunks.size(tier) if chunks is not None else 1
+                reached = _behind(self._depth_in(tier, replica.id), chain, at, asked.length, size, chunk)
+                at = _gain(gained, tier.label, at, reached)
+            for store, namespaces in stores:
+                adapter = replica.adapter(asked.request.model)
+                reached = max(_in_store(asked, store, each, chain, at, size, adapter) for each in namespaces)
+                at = _gain(gained, store.source, at, reached)
+            if at == before or len(own) + len(stores) == 1:
+                break
+        return tuple(Load(source, tokens) for source, tokens in gained.items())
+
+    def _depth_in(self, tier: Tier, replica: ReplicaId) -> _Depth:
+        table = self._index.tiers[tier]
+        bit = table.bit(replica)
+        return lambda chain, limit: table.depths(chain, limit, bit)[0][1]
+
+
+class _Asked:
+    """One request while it is looked for; the same store is asked once for all replicas that ask alike."""
+
+    def __init__(self, request: RouteRequest, index: CacheIndex) -> None:
+        self.request = request
+        self.length = request.prompt_lengths[0]
+        self._index = index.stores
+        self._whole: dict[tuple[Namespace, int, int], int] = {}
+
+    def whole(self, namespace: Namespace, chain: Keys, chunk: int, limit: int) -> int:
+        """Leading chunks of the chain in the store."""
+        key = (namespace, id(chain), chunk)
+        if key not in self._whole:
+            every = chain if chunk == 1 else Every(chain, chunk)
+            self._whole[key] = self._index.depth(namespace, every, limit)
+        return self._whole[key]
+
+    def depth_in(self, namespace: Namespace) -> _Depth:
+        return lambda chain, limit: self._index.depth(namespace, chain, limit)
+
+    def holds(self, namespace: Namespace, key: int) -> bool:
+        return self._index.holds(namespace, key)
+
+
+def _in_store(
+    asked: _Asked, store: Store, namespace: Namespace, chain: Keys, at: int, size: int, adapter: Lora | None
+) -> int:
+    """How many tokens of the prompt are there with what the store has; no more than ``at`` where that is nothing."""
+    if namespace.keys is not None:
+        chains = asked.request.hashes.chains(namespace.keys, adapter)
+        if not chains:
+            return at
+        chain, size = chains[0], namespace.keys.block_size
+    if store.traits.reading is Reading.PROMPT:
+        blocks = max(0, asked.length - 2) // size  # one more token than others leaves out (ExampleConnector, vLLM 0.32)
+        keys = chain.keys(blocks) if blocks else ()
+        is_kept = len(keys) >= blocks > 0 and asked.holds(namespace, keys[blocks - 1])
+        return blocks * size if is_kept else at
+    chunk = store.chunks.get(namespace, 1)
+    if store.traits.reading is Reading.WHOLE:
+        limit = usable_blocks(asked.length, size) // chunk
+        return asked.whole(namespace, chain, chunk, limit) * chunk * size
+    return _behind(asked.depth_in(namespace), chain, at, asked.length, size, chunk)
+
+
+def _behind(depth: _Depth, chain: Keys, at: int, length: int, size: int, chunk: int) -> int:
+    """How many tokens are there with the whole chunks that follow the first ``at``.
+
+    Source: vLLM 0.32.0, ``OffloadingConnectorScheduler._lookup_complete_chunks``: lookup begins with the chunk that the GPU's
+    hit ends in, and less than a chunk is not loaded.
+    """
+    first, whole = at // (size * chunk), usable_blocks(length, size) // chunk
+    if whole * chunk * size - at < chunk * size:
+        return at
+    chunks = chain if chunk == 1 else Every(chain, chunk)
+    found = depth(Rest(chunks, first) if first else chunks, whole - first)
+    return (first + found) * chunk * size
+
+
+def _gain(gained: dict[str, int], source: str, at: int, reached: int) -> int:
+    if reached <= at:
+        return at
+    gained[source] = gained.get(source, 0) + reached - at
+    return reached
