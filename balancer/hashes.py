@@ -10,6 +10,7 @@ from balancer.media import NO_MEDIA, Media
 from balancer.stages import UNTIMED, Stages
 from hashing.chain import Chain
 from hashing.errors import RecipeError, UnhashableError
+from hashing.example import ExampleChain, ExampleKeys
 from hashing.extras import Extras, Lora
 from hashing.memory import ChainMemory
 from hashing.own import LearnedKeys, OwnChain
@@ -68,12 +69,14 @@ class PromptHashes:
         begin = self._stages.now()
         try:
             for tokens, media in zip(self._prompts, self._media, strict=True):
-                if isinstance(tokens, TokenText) and media is NO_MEDIA:
+                if isinstance(tokens, TokenText) and media is NO_MEDIA and not isinstance(recipe, ExampleKeys):
                     made.append(_of_text(recipe, tokens, Extras(lora=adapter, salt=self._salt)))
                     continue
                 known = tokens if media.known_tokens is None else tokens[: media.known_tokens]
                 extras = Extras(lora=adapter, multimodal=media.items, salt=self._salt)
-                if isinstance(recipe, LearnedKeys):
+                if isinstance(recipe, ExampleKeys):
+                    made.append(ExampleChain(recipe, known, extras))
+                elif isinstance(recipe, LearnedKeys):
                     made.append(OwnChain(recipe, known, extras))
                 else:
                     made.append(Chain(recipe, known, extras, memory=self._memory))

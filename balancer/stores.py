@@ -24,8 +24,15 @@ from indexer.places import GPU, tier_of
 from indexer.stores import Namespace, StoreIndex
 from indexer.stream import Apply, Forget, Lost, Step
 
+MAX_ANNOUNCED: Final = 65_536
+"""Events between two looks at a store."""
+
 SOURCE: Final = "store:"
 """Before a store's name, where it is named among tiers and replicas."""
+
+
+ANNOUNCED: Final = "announced"
+"""The part of a store that is known by events alone until the next look."""
 
 
 class Reading(StrEnum):
@@ -59,6 +66,9 @@ class Store:
         self.problem = ""
         self.counts: Counter[str] = Counter()
         """What has happened, by name (``kvlb_store_events_total``)."""
+        self.announced: list[tuple[Namespace, Sequence[int]]] = []
+        """What events have said of a store that is looked at: it counts until the next look that began after it."""
+        self.announced_before: list[tuple[Namespace, Sequence[int]]] = []
         self.chunks: dict[Namespace, int] = {}
         """Blocks that are kept together, where it is more than one."""
 
@@ -177,8 +187,9 @@ class Stores:
 
     def _take(self, store: Store, replica: Replica, event: _Told, chunk: int) -> None:
         model = store.settings.model or next(iter(replica.base_models), "")
+        part = ANNOUNCED if store.traits.is_looked_at else ""
         if not store.traits.has_own_hashes:
-            namespace = Namespace(store.name, model)
+            namespace = Namespace(store.name, model, None, part)
             if chunk > 1:
                 store.chunks[namespace] = chunk
             self._keep(store, namespace, event)
@@ -191,6 +202,10 @@ class Stores:
                 self._keep(store, Namespace(store.name, model, LearnedKeys(learned.hash_block_size)), known)
 
     def _keep(self, store: Store, namespace: Namespace, event: _Told) -> None:
+        if store.traits.is_looked_at and isinstance(event, BlockStored):
+            if len(store.announced) >= MAX_ANNOUNCED:
+                return
+            store.announced.append((namespace, event.block_hashes))
         if isinstance(event, BlockStored):
             is_kept = self.index.add(namespace, event.block_hashes, event.group_idx or 0)
             store.counts["stored" if is_kept else "dropped"] += len(event.block_hashes)

@@ -100,6 +100,14 @@ class Chain:
         parent, first = self._stride_parents[stride], stride * STRIDE
         return self._hash(parent, first, first + blocks)[-1] if blocks else parent
 
+    def digests(self, count: int) -> list[bytes]:
+        """The whole digests of the first ``count`` blocks, or of all if there are fewer; hashes all of them anew.
+
+        Raises:
+            UnhashableError: as ``keys``.
+        """
+        return self._hash(self.recipe.none_hash(), 0, min(count, self._length))
+
     def _name_of_next_stride(self) -> bytes | None:
         """Under what the memory may know the stride that comes next; None where it cannot."""
         first = len(self._keys)

@@ -23,11 +23,13 @@ class Namespace(msgspec.Struct, frozen=True):
     """One store's part for one model; ``model`` is empty where it may be any.
 
     ``keys`` is how a prompt is hashed to be found there; None where it has the names that the engines' own recipes give.
+    ``part`` tells those apart that keep the same model's cache in another layout, of which an engine reads one.
     """
 
     store: str
     model: str = ""
     keys: LearnedKeys | None = None
+    part: str = ""
 
     @property
     def label(self) -> str:

@@ -16,6 +16,7 @@ from balancer.registry import Registry
 from balancer.store_settings import StoreSettings
 from balancer.stores import Store, Traits
 from hashing.chain import Chain
+from hashing.extras import Lora
 from hashing.own import LearnedKeys
 from indexer.stores import Namespace, StoreIndex
 
@@ -31,9 +32,11 @@ class Writer:
         self._store = store
         self._index = index
 
-    def add(self, model: str, keys: Iterable[int], kind: LearnedKeys | None = None, chunk: int = 1) -> Namespace:
+    def add(
+        self, model: str, keys: Iterable[int], kind: LearnedKeys | None = None, chunk: int = 1, part: str = ""
+    ) -> Namespace:
         """These blocks are there, for this model; ``chunk`` of them make one object, which is named by the last."""
-        namespace = Namespace(self._store.name, self._store.settings.model or model, kind)
+        namespace = Namespace(self._store.name, self._store.settings.model or model, kind, part)
         if chunk > 1:
             self._store.chunks[namespace] = chunk
         is_kept = self._index.add(namespace, keys)
@@ -48,11 +51,19 @@ class Writer:
         """Nothing is known to be there."""
         self._index.clear(self._store.name)
 
-    def down(self, why: str) -> None:
-        """It cannot be used; ``up`` ends that."""
-        self._store.problem = why
+    def looked(self) -> None:
+        """All has been looked at that was announced before the look before this one ended: what is there is known by that."""
+        for namespace, keys in self._store.announced_before:
+            self._index.discard(namespace, keys)
+        self._store.announced_before, self._store.announced = self._store.announced, []
+
+    def restarted(self) -> None:
+        """It began anew, and holds nothing of what it held."""
+        self._store.counts["restarts"] += 1
+        self.clear()
 
     def up(self) -> None:
+        """It can be used."""
         self._store.problem = ""
 
 
@@ -61,6 +72,7 @@ class Way(msgspec.Struct, frozen=True):
 
     replica: Replica
     chain: Chain
+    adapter: Lora | None = None
 
 
 class Question(msgspec.Struct, frozen=True):

@@ -197,8 +197,9 @@ def _way(replica: Replica, recipe: object, request: RouteRequest, hashes: Prompt
     """None where nobody can say what its engine would look for."""
     if not isinstance(recipe, Recipe) or not usable_blocks(request.prompt_lengths[0], recipe.block_size):
         return None
-    chain = hashes.whole(recipe, replica.adapter(request.model))
-    return None if chain is None else Way(replica, chain)
+    adapter = replica.adapter(request.model)
+    chain = hashes.whole(recipe, adapter)
+    return None if chain is None else Way(replica, chain, adapter)
 
 
 def _last_key(chain: Chain) -> int:

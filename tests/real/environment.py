@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+STORES = Path("~/.cache/kvlb/stores-1")
+"""What ``scripts/real-stores`` makes."""
+
 DEFAULT = Path("~/.cache/kvlb/vllm-0.32.0/bin/python")
 
 
@@ -19,5 +22,16 @@ def vllm_python() -> Path:
         return python
     reason = f"no vLLM: {python} does not exist; set KVLB_VLLM_PYTHON"
     if os.environ.get("KVLB_REQUIRE_REAL"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def store_packages(name: str) -> Path:
+    """The folder with the Python packages of shared stores; skips or fails the calling test if it has not this one."""
+    folder = Path(os.environ.get("KVLB_STORE_PACKAGES") or STORES).expanduser()
+    if (folder / name).is_dir():
+        return folder
+    reason = f"no {name}: it is not in {folder}; run scripts/real-stores, or set KVLB_STORE_PACKAGES"
+    if os.environ.get("KVLB_REQUIRE_STORES"):
         pytest.fail(reason)
     pytest.skip(reason)
