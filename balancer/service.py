@@ -94,7 +94,7 @@ class RouterService:
             slow_start=settings.slow_start,
             second=policies.second,
             shadow=policies.shadow,
-            stores=stores_of(settings.stores),
+            stores=stores_of(settings.stores, settings.server.processes),
         )
         self.economy = economy_of(settings)
         self.stores = StoreRunner(self.router)

@@ -136,6 +136,13 @@ class Stores:
         """What of the store is this replica's model's; its recipe is held against the keys themselves."""
         return [each for each in self.index.namespaces(store.name) if _is_of(each.model, replica)]
 
+    def kinds(self) -> tuple[LearnedKeys, ...]:
+        """How else than by replicas' recipes a prompt is hashed to be found in stores."""
+        found = {
+            each.keys: None for store in self for each in self.index.namespaces(store.name) if each.keys is not None
+        }
+        return tuple(found)
+
     # What they hold
 
     def divert(

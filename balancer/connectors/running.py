@@ -15,6 +15,7 @@ from typing import Any, Final
 from balancer.connectors import base
 from balancer.connectors.base import Connector, FetchCost, Question, Session, StoreError, Way, Writer, fetch_cost
 from balancer.core import Replica, RouteRequest
+from balancer.errors import ConfigError
 from balancer.hashes import PromptHashes
 from balancer.matching import usable_blocks
 from balancer.router import Router
@@ -31,13 +32,22 @@ REMEMBERED: Final = 8_192
 MAX_PAUSE: Final = 60.0
 
 
-def stores_of(settings: Sequence[StoreSettings]) -> list[Store]:
+def stores_of(settings: Sequence[StoreSettings], processes: int = 1) -> list[Store]:
     """The stores of the settings, as a router knows them.
 
     Raises:
-        ConfigError: a connector or a setting of one that there is not.
+        ConfigError: a connector or a setting of one that there is not, or one that needs tokens where the brain has none.
     """
-    return [Store(each, base.make(each).traits) for each in settings]
+    found = []
+    for each in settings:
+        made = base.make(each)
+        if made.is_asked and processes > 1:
+            raise ConfigError(
+                f"stores.{each.name}.connector: {each.connector} is asked about each prompt's tokens, which a brain with "
+                "several gateways does not have; set server.processes = 1, or let it be known by events"
+            )
+        found.append(Store(each, made.traits))
+    return found
 
 
 class StoreRunner:

@@ -49,6 +49,7 @@ from balancer.processes.protocol import (
 from balancer.request_counts import RequestCounts
 from balancer.service import RouterService
 from balancer.stages import Stage, Stages
+from hashing.example import ExampleKeys
 from hashing.own import LearnedKeys
 from hashing.recipes import Recipe
 from indexer.index import ReplicaId
@@ -100,21 +101,25 @@ class FleetTeller:
             (live.replica, matcher.recipe(live.replica), live.is_available(), live.rests_until)
             for live in service.router.fleet
         ]
-        told = (fleet, dict(service.lives), self._is_refilled)
+        kinds = service.router.caches.stores.kinds()
+        told = (fleet, kinds, dict(service.lives), self._is_refilled)
         if told == self._told:
             return False
         self._told = told
         numbers = [None if recipe is None else self._number(recipe) for _, recipe, _, _ in fleet]
-        used = {number: self.kinds[number] for number in numbers if number is not None}
+        also = [self._number(kind) for kind in kinds]
+        used = {number: self.kinds[number] for number in (*numbers, *also) if number is not None}
         view = FleetView(
             [
                 Known(replica, number, is_available, rests_until)
                 for (replica, _, is_available, rests_until), number in zip(fleet, numbers, strict=True)
             ],
             {number: kind for number, kind in used.items() if isinstance(kind, Recipe)},
-            {number: kind for number, kind in used.items() if isinstance(kind, LearnedKeys)},
+            {number: kind for number, kind in used.items() if type(kind) is LearnedKeys},
             dict(service.lives),
             self._is_refilled,
+            also,
+            {number: kind for number, kind in used.items() if isinstance(kind, ExampleKeys)},
         )
         self._replicas = {replica.id: replica for replica, *_ in fleet}
         self.frame = protocol.encode(view)

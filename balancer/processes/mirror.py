@@ -30,6 +30,7 @@ class Mirror:
         self._kinds: dict[int, Kind] = {}
         self._recipes: dict[ReplicaId, int | None] = {}
         self._order: list[LiveReplica] = []
+        self._also: list[int] = []
         self._ways: dict[str, list[tuple[int, Kind, Lora | None]]] = {}
 
     def __repr__(self) -> str:
@@ -48,7 +49,8 @@ class Mirror:
             live.in_flight = was.in_flight if was is not None else 0
         self.fleet, self.lives, self._ways = fleet, view.lives, {}
         self._recipes = {known.replica.id: known.recipe for known in view.replicas}
-        self._kinds = {**view.recipes, **view.learned}
+        self._kinds = {**view.recipes, **view.learned, **view.examples}
+        self._also = view.also
 
     def load(self, in_flight: Sequence[int]) -> None:
         """Requests under way at each replica, in the order of the fleet; what is of another fleet is not used."""
@@ -67,6 +69,7 @@ class Mirror:
             numbers = [
                 (self._recipes[live.replica.id], live.replica.adapter(model)) for live in self.fleet.serving(model)
             ]
+            numbers += [(number, adapter) for number in self._also for _, adapter in list(numbers)]
             found = [
                 (number, self._kinds[number], adapter)
                 for number, adapter in dict.fromkeys(numbers)

@@ -20,6 +20,7 @@ from balancer.processes.frames import ProtocolError, framed
 from balancer.request_counts import Counted
 from balancer.retries import Verdict
 from balancer.timings import Timed
+from hashing.example import ExampleKeys
 from hashing.extras import Lora
 from hashing.own import LearnedKeys
 from hashing.recipes import Recipe
@@ -202,6 +203,9 @@ class FleetView(msgspec.Struct, frozen=True, array_like=True, tag=35):
     """By endpoint: how often it has told what it is. What was remembered of its tokenizer holds for one of these times."""
     is_refilled: bool
     """Whether the brain knows all that there is to know after a start."""
+    also: list[int] = []
+    """Recipes that every prompt is hashed with besides, to be found in stores."""
+    examples: dict[int, ExampleKeys] = {}
 
 
 class Loads(msgspec.Struct, frozen=True, array_like=True, tag=36):

@@ -232,6 +232,13 @@ def test_what_a_fetch_costs_is_what_the_settings_say() -> None:
     assert stage.runner.cost("nobody").bytes_per_second is None
 
 
+def test_a_store_that_is_asked_needs_the_process_that_has_the_tokens() -> None:
+    asked = StoreSettings(name="s", connector="staged")
+    with pytest.raises(ConfigError, match=r"stores\.s\.connector: staged is asked about each prompt's tokens"):
+        stores_of([asked], processes=2)
+    assert stores_of([StoreSettings(name="s")], processes=2)
+
+
 def test_a_connector_that_there_is_not_is_told() -> None:
     with pytest.raises(ConfigError, match=r"stores\.s\.name: there is no connector 'nfs'; there are: .*events"):
         stores_of([StoreSettings(name="s", connector="nfs")])

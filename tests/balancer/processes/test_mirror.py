@@ -7,7 +7,8 @@ import pytest
 from balancer.core import Replica, RouteRequest
 from balancer.errors import NoReplica, UnknownModel
 from balancer.processes.mirror import SPARED_SECONDS, Mirror
-from balancer.processes.protocol import FleetView, Known
+from balancer.processes.protocol import FleetView, Known, encode, from_brain
+from hashing.example import ExampleKeys
 from hashing.extras import Lora
 from hashing.own import LearnedKeys
 from hashing.recipes import Recipe
@@ -81,3 +82,15 @@ def test_loads_are_those_of_the_fleet_that_they_were_told_of() -> None:
     fleet.load([9])
     fleet.apply(FleetView([known(B), known(C)], {0: RECIPE}, {}, {}, True))
     assert [live.in_flight for live in fleet.fleet] == [1, 0]
+
+
+def test_a_prompt_is_hashed_for_stores_besides() -> None:
+    made, example = Mirror(), ExampleKeys(32)
+    fleet = [known(A, adapters=(LORA,)), known(B, 1)]
+    view = FleetView(fleet, {0: RECIPE}, {1: LEARNED}, {}, True, also=[2], examples={2: example})
+    told = from_brain(encode(view)[4:])
+    assert isinstance(told, FleetView)
+    made.apply(told)
+    assert made.ways("m") == [(0, RECIPE, None), (1, LEARNED, None), (2, example, None)]
+    assert made.ways("l") == [(0, RECIPE, LORA), (2, example, LORA)]
+    assert type(made.ways("m")[2][1]) is ExampleKeys
