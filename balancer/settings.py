@@ -300,9 +300,7 @@ def convert(tree: dict[str, Any]) -> Settings:
     roots = [msgspec.structs.replace(replica, url=_root(replica.url)) for replica in settings.replicas]
     links = [msgspec.structs.replace(link, replicas=tuple(map(_root, link.replicas))) for link in settings.links]
     stores = [msgspec.structs.replace(store, replicas=tuple(map(_root, store.replicas))) for store in settings.stores]
-    settings = msgspec.structs.replace(
-        settings, replicas=tuple(roots), links=tuple(links), stores=tuple(stores)
-    )
+    settings = msgspec.structs.replace(settings, replicas=tuple(roots), links=tuple(links), stores=tuple(stores))
     _check(settings)
     return settings
 

@@ -53,7 +53,12 @@ DOCS = ROOT / "docs"
 OWNED = {"policy.settings", "policy.ab.settings", "policy.shadow.settings", "discovery.settings", "stores.settings"}
 
 
-LISTS: dict[str, Any] = {"replicas": ReplicaSettings, "links": LinkSettings, "models": ModelSettings, "stores": StoreSettings}
+LISTS: dict[str, Any] = {
+    "replicas": ReplicaSettings,
+    "links": LinkSettings,
+    "models": ModelSettings,
+    "stores": StoreSettings,
+}
 """Settings that are written as [[tables]]."""
 
 
