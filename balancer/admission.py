@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from balancer.disaggregation.roles import Part
 from balancer.errors import ConfigError, Saturated
 from balancer.fairness import Shares
 from indexer.index import ReplicaId
@@ -100,10 +101,11 @@ ANYONE: Final = Claim()
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """The replicas that could serve a request: those of a model, but for some."""
+    """The replicas that could serve a part of a request: those of a model, but for some."""
 
     model: str
     excluded: frozenset[ReplicaId] = frozenset()
+    part: Part = Part.WHOLE
 
 
 class Ticket(msgspec.Struct, frozen=True):

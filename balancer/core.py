@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from balancer.disaggregation.roles import NO_TRANSFER, Part, Role, Transfer
 from balancer.media import NO_MEDIA, Media
 from balancer.speeds import PREFILL_SPEED
 from balancer.stages import UNTIMED, Stages
@@ -58,7 +59,8 @@ class Replica(msgspec.Struct, frozen=True):
     ``has_prefix_caching`` whether it caches prefixes at all, as far as it says. ``attention_chunk`` is the chunk of chunked
     local attention, where somebody says it, in tokens.
     ``max_model_len`` is in tokens, ``num_gpu_blocks`` counts the blocks of the pool; both None when unsaid. ``root`` is where
-    the engine has its base model from (a path or a name at a hub), as it says.
+    the engine has its base model from (a path or a name at a hub), as it says. ``role`` is what it is for where prefill and
+    decode are apart, ``transfer`` how others reach its cache then.
     """
 
     id: ReplicaId
@@ -75,6 +77,8 @@ class Replica(msgspec.Struct, frozen=True):
     max_model_len: int | None = None
     num_gpu_blocks: int | None = None
     root: str | None = None
+    role: Role = Role.BOTH
+    transfer: Transfer = NO_TRANSFER
 
     def adapter(self, model: str) -> Lora | None:
         """The LoRA adapter of this name, or None for a base model."""
@@ -116,6 +120,7 @@ class RouteRequest(msgspec.Struct, frozen=True):
     ``cached_tokens`` will be that of this one prompt. ``request_id`` names it to people. ``stages`` is told what has been done
     for it. ``rendered_at`` is when an engine was asked for the tokens of its text, which the next one may make otherwise; None
     for tokens that the client has sent. ``session`` is a number of the conversation that it belongs to; 0 where nobody says.
+    ``part`` is what of it is to be sent somewhere.
     """
 
     model: str
@@ -131,6 +136,7 @@ class RouteRequest(msgspec.Struct, frozen=True):
     session: int = 0
     yields: float = 0.0
     tells_start: bool = True
+    part: Part = Part.WHOLE
 
     @property
     def prompt_tokens(self) -> int:
@@ -261,7 +267,8 @@ class Decision(msgspec.Struct, frozen=True):
     ``is_comparable`` when the tokens are known and there is one prompt (for several, vLLM 0.32 reports the figure of one of
     them). ``held_tokens`` of the ``cached_tokens`` were named by events when it was made; the rest was expected. ``asked`` and
     ``candidates`` are what the policy saw, ``shadow`` is what another one would have chosen, where one is asked. ``loadable``
-    is the chosen candidate's.
+    is the chosen candidate's. With ``is_split`` the replica is to answer, and another one to compute the prompt: what it then
+    finds is no prediction of ours.
     """
 
     lease: int
@@ -279,11 +286,17 @@ class Decision(msgspec.Struct, frozen=True):
     asked: Asked = NOTHING_ASKED
     shadow: Paper | None = None
     loadable: tuple[Load, ...] = ()
+    is_split: bool = False
 
     @property
     def expected_tokens(self) -> int:
         """What the engine is expected to report as cached: vLLM counts what it loads, but for what NIXL brings."""
         return self.cached_tokens + sum(each.tokens for each in self.loadable)
+
+    @property
+    def computed_tokens(self) -> int:
+        """How much of the prompt the replica has to compute."""
+        return 0 if self.is_split else self.prompt_tokens - self.cached_tokens
 
 
 class Outcome(StrEnum):

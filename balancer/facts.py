@@ -301,6 +301,8 @@ def _describe(
         max_model_len=min((card.max_model_len for card in base if card.max_model_len), default=None),
         num_gpu_blocks=config.num_gpu_blocks if config else None,
         root=next((card.root for card in base if card.root), None),
+        role=settings.role,
+        transfer=settings.transfer,
     )
     return Described(replica, source, tuple(warnings), said_ranks)
 

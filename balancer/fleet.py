@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from balancer.core import DEFAULT_FEED, Feed, Replica
+from balancer.disaggregation.roles import Part, takes
 from balancer.speeds import PrefillModel, ReplicaSpeed
 from indexer.index import ReplicaId
 
@@ -293,7 +294,8 @@ class Fleet:
         self._prefill: dict[str, PrefillModel] = {}  # by model, what all of its replicas have shown
         self._tallies: dict[str, _Tally] = {}  # by model
         self._live: dict[ReplicaId, LiveReplica] = {}
-        self._serving: dict[str, list[LiveReplica]] = {}  # by model, as long as no replica comes, changes or goes
+        # By model and part of a request, as long as no replica comes, changes or goes.
+        self._serving: dict[tuple[str, Part], list[LiveReplica]] = {}
         self._leases: dict[int, _Lease] = {}
         self._held: dict[int, LiveReplica] = {}  # by lease
         self._next_lease = 1
@@ -350,13 +352,14 @@ class Fleet:
         """Those that are leaving and have nothing left to do."""
         return [live.replica.id for live in self if live.drain is Drain.LEAVING and not live.in_flight]
 
-    def serving(self, model: str) -> list[LiveReplica]:
-        """Every replica of this model, available or not; only to be read."""
-        found = self._serving.get(model)
+    def serving(self, model: str, part: Part = Part.WHOLE) -> list[LiveReplica]:
+        """Every replica of this model that may be sent this part of a request, available or not; only to be read."""
+        found = self._serving.get((model, part))
         if found is None:
-            found = [live for live in self._live.values() if model in live.replica.models]
-            if found:  # clients choose the names of those that there are not
-                self._serving[model] = found
+            serving = [live for live in self._live.values() if model in live.replica.models]
+            found = [live for live in serving if takes(live.replica.role, part)]
+            if serving:  # clients choose the names of those that there are not
+                self._serving[model, part] = found
         return found
 
     def behind(self, endpoint: str) -> list[LiveReplica]:
@@ -453,7 +456,8 @@ class Fleet:
             return
         live = given.live
         has_passed = live.pass_over(now)
-        if live.learns and not has_passed and next(iter(live.queue)) == lease:
+        # Of no token to compute, the prompt was computed elsewhere: that says nothing of this replica's speed.
+        if live.learns and given.queued_tokens and not has_passed and next(iter(live.queue)) == lease:
             self._learn(live, given, now)
         self._answered(live, lease, given, now)
         self.reprice(live)

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from balancer.core import Decision, Outcome, Truth
+from balancer.disaggregation.counts import LegCounts, LegsCounted
 from balancer.errors import RateLimited, RequestError
 from indexer.index import ReplicaId
 
@@ -90,6 +91,7 @@ class Counted(msgspec.Struct):
     fallbacks: int = 0
     """Decisions that a gateway made because the brain was away."""
     policies: dict[str, OfPolicy] = {}
+    legs: LegsCounted = msgspec.field(default_factory=LegsCounted)
 
 
 class RequestCounts:
@@ -104,6 +106,7 @@ class RequestCounts:
         self.first_bytes: dict[str, Histogram] = {}
         self.fallbacks = 0
         self.policies: dict[str, OfPolicy] = {}
+        self.legs = LegCounts()
 
     def __repr__(self) -> str:
         return f"<RequestCounts of {self.attempts.total()} attempts>"
@@ -113,6 +116,16 @@ class RequestCounts:
         self.attempts[model, path, outcome] += 1
         policy = self._of_policy(decision.policy)
         policy.attempts[outcome] = policy.attempts.get(outcome, 0) + 1
+        if decision.is_split:  # its prompt is counted where it was computed
+            return
+        self._prompt(model, decision, outcome, truth)
+
+    def prefilled(self, model: str, decision: Decision, outcome: Outcome, truth: Truth | None) -> None:
+        """A replica has computed the prompt of a split request, or has not."""
+        self._prompt(model, decision, outcome, truth)
+
+    def _prompt(self, model: str, decision: Decision, outcome: Outcome, truth: Truth | None) -> None:
+        policy = self._of_policy(decision.policy)
         if decision.knows_tokens and outcome is not Outcome.UNREACHABLE:
             of = (model, decision.replica.id)
             self.prompt_tokens[of] += decision.prompt_tokens
@@ -152,6 +165,7 @@ class RequestCounts:
             self.first_bytes,
             self.fallbacks,
             self.policies,
+            self.legs.take(),
         )
         for counts in (self.attempts, self.refusals, self.limited, self.prompt_tokens, self.cached_tokens):
             counts.clear()
@@ -166,6 +180,7 @@ class RequestCounts:
         self.prompt_tokens.update(counted.prompt_tokens)
         self.cached_tokens.update(counted.cached_tokens)
         self.fallbacks += counted.fallbacks
+        self.legs.add(counted.legs)
         for model, theirs in counted.first_bytes.items():
             self.first_bytes.setdefault(model, Histogram(SECONDS)).add(theirs)
         for name, counted_there in counted.policies.items():

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from balancer.disaggregation.metrics import LegCollector
 from balancer.observer import Observer
 from balancer.request_counts import RequestCounts
 from balancer.stages import Stage
@@ -24,6 +25,7 @@ class RequestCollector(Collector):
         yield from self._requests()
         yield from self._policies()
         yield from self._stages()
+        yield from LegCollector(self._counts.legs).collect()
 
     def _requests(self) -> Iterable[Metric]:
         counts = self._counts
@@ -110,8 +112,8 @@ class RequestCollector(Collector):
     def _stages(self) -> Iterable[Metric]:
         stages = HistogramMetricFamily(
             "kvlb_stage_seconds",
-            "How long each stage of a request took: read, tokenize, queue, hash, match, choose, ask, connect, first_byte, "
-            "stream.",
+            "How long each stage of a request took: read, tokenize, queue, hash, match, choose, ask, prefill, connect, "
+            "first_byte, stream.",
             labels=["stage"],
         )
         for stage in Stage:

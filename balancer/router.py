@@ -17,6 +17,8 @@ from balancer.admission import AdmissionSettings, Pool
 from balancer.arms import Arm, Arms, arm
 from balancer.caches import Caches, Sent
 from balancer.core import Asked, Candidate, Decision, Failure, Outcome, Paper, Replica, RouteRequest, Truth
+from balancer.disaggregation.choosing import Threshold, Worth
+from balancer.disaggregation.roles import Part, Role
 from balancer.ejection import Ejections, EjectionSettings
 from balancer.errors import Contended, NoReplica, Saturated, UnknownModel
 from balancer.fleet import Fleet, LiveReplica, Status
@@ -49,6 +51,7 @@ class _Seen(msgspec.Struct, frozen=True):
 NO_ADMISSION: Final = AdmissionSettings()
 DEFAULT_EJECTION: Final = EjectionSettings()
 DEFAULT_SLOW_START: Final = SlowStartSettings()
+DEFAULT_WORTH: Final = Threshold(0)
 
 MAX_REST: Final = 60.0
 """Seconds; the longest time that a replica is spared because it has asked for it."""
@@ -69,13 +72,18 @@ class Router:
         second: Arm | None = None,
         shadow: Arm | None = None,
         stores: Iterable[Store] = (),
+        worth: Worth = DEFAULT_WORTH,
     ) -> None:
-        """``second`` decides for its share of requests, ``shadow`` on paper alone; ``stores`` are read by replicas."""
+        """``second`` decides for its share of requests, ``shadow`` on paper alone; ``stores`` are read by replicas.
+
+        ``worth`` says whether a prompt is to be computed elsewhere, where that is possible.
+        """
         self.arms = Arms(arm(policy_name, policy), second)
         self.caches = Caches(max_blocks, stores)
         self.shadow = None if shadow is None else Shadow(shadow, self.caches.matcher)
         self.fleet = Fleet(self.arms.feed)
         self._admission = admission
+        self._worth = worth
         self.ejections = Ejections(ejection)
         self.slow_start = SlowStart(slow_start)
         self.sessions = Sessions()
@@ -126,14 +134,14 @@ class Router:
             Contended: each of them has asked not to be sent anything for a while.
         """
         live, chosen, seen = self._choose(request, now, draw)
-        rank = seen.arm.rank(chosen.uncached_tokens / chosen.speed, now)
+        is_split = self._is_split(request, live, chosen, now)
+        computed = 0 if is_split else chosen.uncached_tokens
+        rank = seen.arm.rank(computed / chosen.speed, now)
         if rank is not None:
             rank += request.yields
         live.asked(request.model)
-        lease = self.fleet.acquire(
-            live, chosen.uncached_tokens, chosen.prompt_tokens, now, rank, tells_start=request.tells_start
-        )
-        decision, holding = self._decision(request, live.replica, chosen, seen, lease)
+        lease = self.fleet.acquire(live, computed, chosen.prompt_tokens, now, rank, tells_start=request.tells_start)
+        decision, holding = self._decision(request, live.replica, chosen, seen, lease, is_split=is_split)
         if self.shadow is not None and seen.shadow is not None:
             self.shadow.count(seen.shadow, seen.arm.name, chosen, knows_tokens=decision.knows_tokens)
         self._open[lease] = self.caches.sent(decision, request, holding.missing)
@@ -162,7 +170,8 @@ class Router:
             UnknownModel, NoReplica, Contended, Saturated: as ``route``.
         """
         live, chosen, seen = self._choose(request, now, draw)
-        return self._decision(request, live.replica, chosen, seen, 0)[0]
+        is_split = self._is_split(request, live, chosen, now)
+        return self._decision(request, live.replica, chosen, seen, 0, is_split=is_split)[0]
 
     def room(self, request: RouteRequest | Pool, now: float) -> list[LiveReplica]:
         """The replicas that may be sent a request like this now; never none.
@@ -192,7 +201,7 @@ class Router:
         """Whether ``route`` would find anybody."""
         return any(
             live.is_available() and live.rests_until <= now and live.replica.id not in request.excluded
-            for live in self.fleet.serving(request.model)
+            for live in self.fleet.serving(request.model, request.part)
         )
 
     def is_held(self, lease: int) -> bool:
@@ -393,12 +402,14 @@ class Router:
         return self.caches.matcher.beginning(request, first)
 
     def _decision(
-        self, request: RouteRequest, replica: Replica, chosen: Candidate, seen: _Seen, lease: int
+        self, request: RouteRequest, replica: Replica, chosen: Candidate, seen: _Seen, lease: int, *, is_split: bool
     ) -> tuple[Decision, Holding]:
         caches = self.caches
         knows_tokens = bool(request.prompt_lengths)
         holding = caches.matcher.holding(request, replica) if knows_tokens else NOTHING_KNOWN
-        is_comparable = knows_tokens and request.is_comparable and bool(caches.matcher.chains(request, replica))
+        is_comparable = (
+            knows_tokens and request.is_comparable and not is_split and bool(caches.matcher.chains(request, replica))
+        )
         decision = Decision(
             lease=lease,
             replica=replica,
@@ -415,11 +426,21 @@ class Router:
             held_tokens=holding.held_tokens if request.reads_cache else 0,
             request_id=request.request_id,
             loadable=chosen.loadable,
+            is_split=is_split,
         )
         return decision, holding
 
+    def _is_split(self, request: RouteRequest, live: LiveReplica, chosen: Candidate, now: float) -> bool:
+        """Whether somebody else is to compute the prompt for the replica that was chosen to answer."""
+        if live.replica.role is not Role.DECODE or request.part is not Part.WHOLE or not self._worth(chosen):
+            return False
+        return any(
+            other.is_available() and other.rests_until <= now
+            for other in self.fleet.serving(request.model, Part.PREFILL)
+        )
+
     def _available(self, request: RouteRequest | Pool, now: float) -> list[LiveReplica]:
-        serving = self.fleet.serving(request.model)
+        serving = self.fleet.serving(request.model, request.part)
         if serving and not request.excluded and not self.ejections:
             for live in serving:
                 if live.health is not Status.READY or live.drain is not None or live.rests_until > now:
@@ -430,6 +451,9 @@ class Router:
             raise NoReplica(
                 "no replica has answered yet; see /kvlb/status for the endpoints that are tried", retry_after=5
             )
+        if not serving and request.model in self.fleet.models():
+            kind = "compute prompts for others" if request.part is Part.PREFILL else "answer"
+            raise NoReplica(f"no replica of '{request.model}' is there to {kind}; see its role", retry_after=5)
         if not serving:
             served = ", ".join(self.fleet.models()) or "none yet"
             raise UnknownModel(f"the model '{request.model}' is not served here; served: {served}", param="model")

@@ -28,6 +28,8 @@ from balancer.connectors.running import StoreRunner, stores_of
 from balancer.core import Decision, Failure, Outcome, Prompt, RouteRequest, Truth
 from balancer.decision_file import open_decision_file
 from balancer.decisions import NOBODY, DecisionLog, Origin
+from balancer.disaggregation.choosing import Threshold
+from balancer.disaggregation.roles import Part
 from balancer.discovery import base as discovery
 from balancer.discovery.follower import Follower
 from balancer.discovery.namesakes import Namesakes
@@ -95,6 +97,7 @@ class RouterService:
             second=policies.second,
             shadow=policies.shadow,
             stores=stores_of(settings.stores, settings.server.processes),
+            worth=Threshold(settings.disaggregation.threshold_tokens),
         )
         self.economy = economy_of(settings)
         self.stores = StoreRunner(self.router)
@@ -267,7 +270,7 @@ class RouterService:
             for chosen in decision.candidates:
                 if chosen.replica == decision.replica.id:
                     break
-            seconds = (decision.prompt_tokens - decision.cached_tokens) / chosen.speed
+            seconds = decision.computed_tokens / chosen.speed
             self.yielding.charge(claim.tenant, seconds, time.monotonic())
 
     def _sent(
@@ -277,7 +280,7 @@ class RouterService:
         if decision.shadow is not None and decision.shadow.failure:
             self._news.shadow(decision.shadow)
         self.decisions.opened(decision, request.model, origin, now)
-        if self.recorders:
+        if self.recorders and request.part is not Part.PREFILL:
             self._record(decision, request, now if came_at is None else came_at)
         if decision.replica.id in self._publishers:
             recipe = self.router.caches.recognitions[decision.replica.id].recipe

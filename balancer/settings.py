@@ -22,6 +22,9 @@ from balancer.admission import AdmissionSettings
 from balancer.conversations import SessionSettings
 from balancer.economics import settings as economics
 from balancer.economics.settings import LinkSettings, ModelSettings
+from balancer.disaggregation import settings as disaggregation
+from balancer.disaggregation.roles import NO_TRANSFER, Role, Transfer
+from balancer.disaggregation.settings import DisaggregationSettings
 from balancer.ejection import EjectionSettings
 from balancer.errors import ConfigError
 from balancer.limits import LimitSettings
@@ -87,6 +90,10 @@ class ReplicaSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """The engine drafts with EAGLE or MTP: it computes the last block of every hit anew."""
     attention_chunk: int | None = None
     """Tokens in a chunk of chunked local attention (``attention_chunk_size`` in the model's config), which no engine tells."""
+    role: Role = Role.BOTH
+    """What it is for where one replica computes prompts for another: prefill, decode or both."""
+    transfer: Transfer = NO_TRANSFER
+    """How others reach its cache, for connectors that do not tell by themselves."""
 
 
 class AbSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,6 +228,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     replicas: tuple[ReplicaSettings, ...] = ()
     discovery: DiscoverySettings = DiscoverySettings()
+    disaggregation: DisaggregationSettings = DisaggregationSettings()
     server: ServerSettings = ServerSettings()
     policy: PolicySettings = PolicySettings()
     sessions: SessionSettings = SessionSettings()
@@ -390,6 +398,8 @@ def check_replicas(replicas: tuple[ReplicaSettings, ...]) -> None:
             )
         if replica.data_parallel_size is not None and not 1 <= replica.data_parallel_size <= 1024:
             raise ConfigError(f"replicas[{at}].data_parallel_size: {replica.data_parallel_size} is not 1 to 1024")
+        if replica.transfer.bootstrap is not None:
+            check_url(f"replicas[{at}].transfer.bootstrap", replica.transfer.bootstrap)
         _check_ports(f"replicas[{at}]", replica)
     _check_bound_ports(replicas)
     _check_named_once(replicas)
@@ -459,6 +469,7 @@ def _check(settings: Settings) -> None:
     retries.check(settings.retries)
     ejection.check(settings.ejection)
     slow_start.check(settings.slow_start)
+    disaggregation.check(settings.disaggregation)
     if settings.server.max_body_bytes > MAX_BODY_BYTES:
         raise ConfigError(
             f"server.max_body_bytes: {settings.server.max_body_bytes} cannot be used; give at most {MAX_BODY_BYTES} (1 GiB)"

@@ -21,6 +21,7 @@ class Stage(StrEnum):
     MATCH = "match"  # asking the index, without the hashing
     CHOOSE = "choose"  # the policy's
     ASK = "ask"  # where the brain is another process: the way there and back
+    PREFILL = "prefill"  # of a split request: the leg before its answer's, if they are sent one after the other
     CONNECT = "connect"  # next to nothing where a connection was kept
     FIRST_BYTE = "first_byte"  # of output: the replica's queue and its prefill
     STREAM = "stream"  # the rest of the answer

@@ -130,7 +130,7 @@ class Waiting:
         self.queue.charge(served.claim, tokens)
 
     def _enter(self, request: RouteRequest, claim: Claim) -> _Waiter:
-        pool = Pool(request.model, request.excluded)
+        pool = Pool(request.model, request.excluded, request.part)
         try:
             ticket, displaced = self.queue.enter(claim, pool, time.monotonic(), comes_again=bool(request.excluded))
         except Saturated:
@@ -158,7 +158,7 @@ class Waiting:
             self._fail(waiter, error, "failed")
             return
         self._end(waiter, "served")
-        claim, uncached = waiter.ticket.claim, decision.prompt_tokens - decision.cached_tokens
+        claim, uncached = waiter.ticket.claim, decision.computed_tokens
         self.queue.charge(claim, max(1, uncached) if decision.knows_tokens else 1)
         self._served[decision.lease] = _Served(claim, decision.knows_tokens)
         waiter.decision.set_result(decision)

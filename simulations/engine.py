@@ -73,6 +73,8 @@ class EngineRequest(msgspec.Struct, frozen=True):
         max_tokens: tokens to generate at most.
         skip_cache: compute the whole prompt although it may be cached; vLLM does so for ``prompt_logprobs``.
         stop_token_ids: tokens that end the request when they are sampled.
+        loaded_tokens: so many of the prompt's first tokens need not be computed: a connector has brought them.
+        keeps_blocks: when it has ended, its blocks are held until ``let_go`` is called for it.
     """
 
     id: str
@@ -80,6 +82,8 @@ class EngineRequest(msgspec.Struct, frozen=True):
     max_tokens: int
     skip_cache: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    loaded_tokens: int = 0
+    keeps_blocks: bool = False
 
 
 class ScheduledStep(msgspec.Struct, frozen=True):
@@ -188,6 +192,8 @@ class Engine:
             0  # tokens looked up at first admissions, and those of them that hit: as vLLM counts
         )
         self.prefix_cache_hits = 0
+        self.loaded_tokens = 0  # of prompts, brought by a connector
+        self._kept: dict[str, list[int]] = {}
         self._block_size = config.recipe.block_size
         self._pool = BlockPool(config.num_gpu_blocks)
         self._live: dict[str, _Live] = {}
@@ -241,6 +247,10 @@ class Engine:
             return False
         self._events.append(AllBlocksCleared())
         return True
+
+    def let_go(self, request_id: str) -> None:
+        """The blocks that a request has kept are free; nothing happens if it has kept none."""
+        self._pool.free(reversed(self._kept.pop(request_id, [])))
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -329,6 +339,7 @@ class Engine:
         assert len(self._running) <= self.config.max_num_seqs, "too many requests run"
         assert all(not live.blocks for live in self._waiting), "a waiting request holds blocks"
         held = {block for live in self._running for block in live.blocks}
+        held.update(block for blocks in self._kept.values() for block in blocks)
         assert len(held) + self._pool.num_free == self._pool.capacity, "a block is neither held nor free"
         for live in self._running:
             assert live.num_computed <= len(live.blocks) * self._block_size, f"{live.id} computed more than it can hold"
@@ -390,16 +401,19 @@ class Engine:
         num_hit = len(hits) * self._block_size
         if not live.was_preempted:
             live.cached_tokens = num_hit
-        num_new = min(num_tokens - num_hit, budget)
-        must_fit = num_tokens if self.config.reserve_full_prompt else num_hit + num_new
+        num_loaded = 0 if live.was_preempted else max(0, min(live.request.loaded_tokens, num_tokens - 1) - num_hit)
+        num_ready = num_hit + num_loaded
+        num_new = min(num_tokens - num_ready, budget)
+        must_fit = num_tokens if self.config.reserve_full_prompt else num_ready + num_new
         # A hit on a free block takes it from the free queue, so it costs as much as a new one.
         if self._num_blocks(must_fit) - len(hits) + self._pool.count_free(hits) > self._pool.num_free:
             return 0
         self._pool.reference(hits)
         live.blocks = hits
         live.num_cached_blocks = len(hits)
-        live.num_computed = num_hit
-        self._grow(live, self._num_blocks(num_hit + num_new) - len(hits), num_hit + num_new)
+        live.num_computed = num_ready
+        self.loaded_tokens += num_loaded
+        self._grow(live, self._num_blocks(num_ready + num_new) - len(hits), num_ready + num_new)
         self._waiting.popleft()
         self._running.append(live)
         live.is_running = True
@@ -495,7 +509,7 @@ class Engine:
             reason = "length"
         if reason is not None:
             self._leave_queue(live)
-            self._release(live)
+            self._release(live, is_done=True)
         return reason
 
     def _preempt(self, live: _Live, *, drops_stale: bool = False) -> None:
@@ -515,7 +529,9 @@ class Engine:
         else:
             self._waiting.remove(live)
 
-    def _release(self, live: _Live) -> None:
+    def _release(self, live: _Live, *, is_done: bool = False) -> None:
+        if is_done and live.request.keeps_blocks:
+            self._kept[live.id], live.blocks = live.blocks, []
         self._free_blocks(live)
         del self._live[live.id]
         self._must_flush = True

@@ -21,6 +21,7 @@ from balancer.commands import Command
 from balancer.commands.descriptors import raise_limit
 from balancer.commands.listening import add_log_flags, bind, bind_many, url_of
 from balancer.commands.loop import StopSignals, run_loop
+from balancer.disaggregation import flags
 from balancer.errors import ConfigError
 from balancer.gateway.access import Access
 from balancer.gateway.app import control_runner
@@ -59,7 +60,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--expose-decisions", action="store_true", default=None, help="tell clients the replica and its cached tokens"
     )
     parser.add_argument(
-        "--startup-timeout", type=float, metavar="S", help="exit with an error if no replica answers within S seconds"
+        "--startup-timeout",
+        "--worker-startup-timeout-secs",
+        type=float,
+        metavar="S",
+        help="exit with an error if no replica answers within S seconds",
     )
     parser.add_argument("--snapshot", metavar="FILE", help="keep the index in this file, and begin with what it has")
     parser.add_argument(
@@ -69,6 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="another gateway, whose index is taken over at the start; repeat it",
     )
+    flags.add_flags(parser)
     add_log_flags(parser)
 
 
@@ -117,7 +123,7 @@ def read_settings(args: argparse.Namespace) -> Settings:
     """
     tree = _read_file(args.config) if args.config else {}
     server = tree.setdefault("server", {})
-    flags = {
+    overruled = {
         "host": args.host,
         "port": args.port,
         "processes": args.processes,
@@ -125,7 +131,7 @@ def read_settings(args: argparse.Namespace) -> Settings:
         "expose_decisions": args.expose_decisions,
     }
     if isinstance(server, dict):
-        server.update({name: value for name, value in flags.items() if value is not None})
+        server.update({name: value for name, value in overruled.items() if value is not None})
     index = tree.setdefault("index", {})
     if isinstance(index, dict) and args.max_blocks is not None:
         index["max_blocks"] = args.max_blocks
@@ -137,6 +143,7 @@ def read_settings(args: argparse.Namespace) -> Settings:
         tree["policy"] = {"name": args.policy}
     if args.replica:
         tree["replicas"] = [{"url": url.rstrip("/")} for url in args.replica]
+    flags.apply(args, tree)
     settings = settings_module.convert(tree)
     if not settings.replicas and settings.discovery == DiscoverySettings():
         raise ConfigError(

@@ -16,6 +16,8 @@ from balancer.brain import Brain
 from balancer.core import Decision, Failure, Fault, Outcome, RouteRequest, Truth
 from balancer.decisions import Origin
 from balancer.dialects import error_event
+from balancer.disaggregation.answers import AnswerFilter
+from balancer.disaggregation.roles import Part
 from balancer.errors import NoReplica, RequestError, UpstreamFailed, UpstreamTimeout
 from balancer.gateway import headers
 from balancer.gateway.access import Visit
@@ -77,6 +79,18 @@ class Failed(Exception):
         self.may_retry = may_retry
 
 
+class DecodeLeg(msgspec.Struct, frozen=True):
+    """What an attempt has of its own that answers with a prompt that another replica computes (``balancer.gateway.legs``).
+
+    ``request_id`` goes to the replica instead of the client's, ``prefill`` is the decision for the prompt.
+    """
+
+    body: bytes
+    prefill: Decision
+    request_id: str | None = None
+    has_params: bool = False
+
+
 class _GivenUp(Exception):
     """The answer is a failure, and has not been given to the client: another replica is to be tried."""
 
@@ -95,7 +109,14 @@ class Attempt(Relay):
     """A ``Receiver`` of the replica's answer. ``run`` it once; ``number`` counts the attempts of a request from 1."""
 
     def __init__(
-        self, means: Means, asking: Asking, wanted: RouteRequest, decision: Decision, number: int, reply: Reply
+        self,
+        means: Means,
+        asking: Asking,
+        wanted: RouteRequest,
+        decision: Decision,
+        number: int,
+        reply: Reply,
+        leg: DecodeLeg | None = None,
     ) -> None:
         super().__init__(reply)
         self._means = means
@@ -106,6 +127,15 @@ class Attempt(Relay):
         self._stages = asking.record.stages
         self._awaits = Stage.CONNECT
         self._number = number
+        self._leg = leg
+        self._cached_tokens: int | None = None
+        self._filter: AnswerFilter | None = None
+        self._head: Head
+        self.has_lost_transfer = False
+        """Whether the engine has failed in a way that it does when blocks cannot be fetched."""
+        self.sent_at: float | None = None
+        """When the request went out, on the loop's clock; None while it has not."""
+        self.first_output_at: float | None = None
         self._watch: StreamWatch | BodyWatch
         self._is_stream = False
         self._held: bytes | None = None  # of an answer that has not said yet whether it is one
@@ -143,8 +173,25 @@ class Attempt(Relay):
             self._release()
             means.service.release_at_once(decision.lease, self._outcome, self._truth, self._failure)
 
+    def prefilled(self, cached_tokens: int | None) -> None:
+        """The other leg has ended, and has found so many tokens cached."""
+        self._cached_tokens = cached_tokens
+        if self._filter is not None:
+            self._filter.cached_tokens = cached_tokens
+
+    @property
+    def outcome(self) -> Outcome:
+        return self._outcome
+
+    @property
+    def truth(self) -> Truth | None:
+        """What the replica has said at the end."""
+        return self._truth
+
     def without(self, failure: Failure) -> RouteRequest:
         """The same request, to be sent to nobody who has failed in this way."""
+        if self._has_lost_transfer(failure):  # that is not this replica's fault, nor will it be better elsewhere
+            return msgspec.structs.replace(self._wanted, part=Part.ALONE)
         replica = self._decision.replica
         gone = frozenset({replica.id})
         if failure.fault.is_of_endpoint:
@@ -155,10 +202,18 @@ class Attempt(Relay):
         request, origin, visit = self._asking.request, self._asking.origin, self._asking.visit
         kept_back = visit.kept_back | self._asking.record.replaced_headers
         target = f"{origin.path}?{request.query}" if request.query else origin.path
+        leg = self._leg
         lines = headers.to_replica(
-            request.headers, self._decision, origin.request_id, kept_back, visit.key, self._noted.span
+            request.headers,
+            self._decision,
+            origin.request_id,
+            kept_back,
+            visit.key,
+            self._noted.span,
+            None if leg is None else leg.request_id,
         )
-        return Outgoing(b"POST", target.encode("latin-1"), lines, self._asking.asked.body)
+        body = self._asking.asked.body if leg is None else leg.body
+        return Outgoing(b"POST", target.encode("latin-1"), lines, body)
 
     def _limits(self) -> Limits:
         timeouts, left = self._asking.timeouts, self._asking.deadline - self._means.loop.time()
@@ -181,6 +236,7 @@ class Attempt(Relay):
         self._stages.passed(Stage.CONNECT)
         self._awaits = Stage.FIRST_BYTE
         self._connection = connection
+        self.sent_at = self._means.loop.time()
         super().opened(connection)
 
     def head(self, head: Head) -> None:
@@ -191,13 +247,29 @@ class Attempt(Relay):
         if is_told_by_its_body:
             self._held, self.is_opening = b"", True
         elif head.status >= 500:
-            self._answered_badly(Failure(Fault.STATUS, head.status, _retry_after(head)))
+            self._answered_badly(Failure(Fault.STATUS, head.status, retry_after(head)))
+        if self._leg is not None:
+            self._begin_filter(self._leg, head)
         super().head(head)
+
+    def _begin_filter(self, leg: DecodeLeg, head: Head) -> None:
+        """From here on nothing passes that tells of the other leg."""
+        ids = None if leg.request_id is None else (leg.request_id.encode(), self._asking.origin.request_id.encode())
+        self._filter = AnswerFilter(is_stream=self._is_stream, ids=ids, cached_tokens=self._cached_tokens)
+        self._head = head
 
     def lines(self, head: Head) -> bytes:
         """The header lines that the client gets."""
         request_id = self._asking.origin.request_id
-        return headers.to_client(head.headers, self._decision, request_id, expose=self._means.expose)
+        leg = self._leg
+        return headers.to_client(
+            head.headers,
+            self._decision,
+            request_id,
+            expose=self._means.expose,
+            prefill=None if leg is None else leg.prefill,
+            has_leg_id=leg is not None and leg.request_id is not None,
+        )
 
     def received(self, body: bytes, *, is_last: bool) -> None:
         watch = self._watch
@@ -217,10 +289,21 @@ class Attempt(Relay):
             body, self._held, self.is_opening = held, None, False
         if is_last:  # before the client has it: who asks what came of a request has had its answer
             self._ended(watch)
-        super().received(body, is_last=is_last)
+        if self._filter is None:
+            super().received(body, is_last=is_last)
+        else:
+            self._pass_filtered(self._filter, body, is_last=is_last)
         if not self._has_output and watch.has_output:
             self._has_output = True
             self._computed()
+
+    def _pass_filtered(self, filtered: AnswerFilter, body: bytes, *, is_last: bool) -> None:
+        body = filtered.feed(body, is_last=is_last)
+        if is_last and not self._is_stream and not self.reply.has_begun:  # another body has another length
+            head = self._head
+            self.reply.start(head.status, head.reason, self.lines(head), len(body))
+        if body or is_last:
+            super().received(body, is_last=is_last)
 
     def _ended(self, watch: StreamWatch | BodyWatch) -> None:
         status = self.reply.status
@@ -236,6 +319,7 @@ class Attempt(Relay):
     def _computed(self) -> None:
         """The replica has computed the prompt."""
         means = self._means
+        self.first_output_at = means.loop.time()
         self._stages.passed(Stage.FIRST_BYTE)
         self._awaits = Stage.STREAM
         means.service.started(self._decision.lease)
@@ -254,11 +338,20 @@ class Attempt(Relay):
             connection.give_up(_GivenUp(failure))
 
     def _answered_badly(self, failure: Failure) -> None:
-        self._failure = failure
+        self._failure = None if self._has_lost_transfer(failure) else failure
         if self._may_retry(failure):
             raise _GivenUp(failure)
 
+    def _has_lost_transfer(self, failure: Failure) -> bool:
+        """Whether it looks as if the engine could not fetch what another one has computed (vLLM 0.32: status 500)."""
+        if self._leg is None or not self._leg.has_params or failure.status != 500:
+            return False
+        self.has_lost_transfer = True
+        return True
+
     def _may_retry(self, failure: Failure) -> bool:
+        if self._has_lost_transfer(failure):
+            return True
         service, now = self._means.service, self._means.loop.time()
         has_other = service.can_route(self.without(failure))
         verdict = service.retries.judge(failure, self._number, now, self._asking.deadline, has_other=has_other)
@@ -272,7 +365,7 @@ class Attempt(Relay):
         """
         replica, service = self._decision.replica, self._means.service
         has_begun = self.reply.has_begun
-        failure = Failure(_fault_of(error, has_begun=has_begun))
+        failure = Failure(fault_of(error, has_begun=has_begun))
         is_too_late = self._is_too_late(error)
         if not is_too_late:
             self._failure = failure
@@ -327,13 +420,13 @@ def ending() -> NoReplica:
     )
 
 
-def _retry_after(head: Head) -> float | None:
+def retry_after(head: Head) -> float | None:
     """When the replica may be asked again, in seconds: only 503 says that of the replica, and not of the client."""
     told = head.named.get(b"retry-after") if head.status == 503 else None
     return float(told) if told is not None and told.isdigit() and len(told) <= MAX_DIGITS else None
 
 
-def _fault_of(error: ExchangeFailed, *, has_begun: bool) -> Fault:
+def fault_of(error: ExchangeFailed, *, has_begun: bool) -> Fault:
     """What the replica did; ``has_begun`` when the client has had a byte of its answer."""
     if isinstance(error, NotConnected):
         return Fault.CONNECT

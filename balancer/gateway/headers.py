@@ -27,7 +27,12 @@ ROUTING: Final = frozenset(
 )
 """By these, engines and the sidecars of other gateways are told where to connect and who shall answer: no client may say it."""
 
-EXPOSED: Final = frozenset({b"x-kvlb-replica", b"x-kvlb-cached-tokens", b"x-kvlb-prompt-tokens", b"x-kvlb-predicted"})
+PREFILL: Final = b"x-kvlb-prefill"
+"""Names the replica that computed the prompt, where it was another one."""
+
+EXPOSED: Final = frozenset(
+    {b"x-kvlb-replica", b"x-kvlb-cached-tokens", b"x-kvlb-prompt-tokens", b"x-kvlb-predicted", PREFILL}
+)
 
 NOT_TO_REPLICA: Final = FRAMING | ROUTING | EXPOSED | {MAX_WAIT, b"host", b"content-encoding", b"expect", b"origin"}
 """``content-encoding`` because the body was decoded when it was read, ``expect`` because it was answered here, and ``origin``
@@ -87,11 +92,15 @@ def to_replica(
     kept_back: frozenset[bytes] = frozenset(),
     key: bytes | None = None,
     span: TraceContext | None = None,
+    leg_id: str | None = None,
 ) -> bytes:
     """The lines of the client's headers, as the chosen replica shall see them.
 
-    ``key`` is an ``Authorization`` of ours, ``span`` what the replica works within, if anyone traces.
+    ``key`` is an ``Authorization`` of ours, ``span`` what the replica works within, if anyone traces. ``leg_id`` goes before
+    any id that the client has given.
     """
+    if leg_id is not None:
+        request_id, kept_back = leg_id, kept_back | {REQUEST_ID}
     kept = _kept(fields, NOT_TO_REPLICA | kept_back if kept_back else NOT_TO_REPLICA, request_id)
     if key is not None:
         kept.append((b"Authorization", key))
@@ -102,16 +111,32 @@ def to_replica(
     return lines(kept)
 
 
-def to_client(fields: Fields, decision: Decision, request_id: str, *, expose: bool) -> bytes:
-    """The lines of the replica's headers, as the client shall see them; with ``expose``, also what was decided and why."""
-    kept = _kept(fields, NOT_TO_CLIENT if expose else NOT_TO_STRANGER, request_id)
+def to_client(
+    fields: Fields,
+    decision: Decision,
+    request_id: str,
+    *,
+    expose: bool,
+    prefill: Decision | None = None,
+    has_leg_id: bool = False,
+) -> bytes:
+    """The lines of the replica's headers, as the client shall see them; with ``expose``, also what was decided and why.
+
+    ``prefill`` is the decision for the prompt where another replica has computed it, and what of it was cached. With
+    ``has_leg_id`` an id that the replica names is none of the client's.
+    """
+    dropped = NOT_TO_CLIENT if expose else NOT_TO_STRANGER
+    kept = _kept(fields, dropped | {REQUEST_ID} if has_leg_id else dropped, request_id)
     if expose:
+        seen = prefill or decision
         kept += [
             (b"x-kvlb-replica", decision.replica.id.encode()),
-            (b"x-kvlb-cached-tokens", b"%d" % decision.cached_tokens),
-            (b"x-kvlb-prompt-tokens", b"%d" % decision.prompt_tokens),
-            (b"x-kvlb-predicted", b"exact" if decision.is_predicted else b"unknown"),
+            (b"x-kvlb-cached-tokens", b"%d" % seen.cached_tokens),
+            (b"x-kvlb-prompt-tokens", b"%d" % seen.prompt_tokens),
+            (b"x-kvlb-predicted", b"exact" if seen.is_predicted else b"unknown"),
         ]
+        if prefill is not None:
+            kept.append((PREFILL, prefill.replica.id.encode()))
     return lines(kept)
 
 

@@ -5,19 +5,19 @@ an answer; after that the answer, good or bad, is the client's.
 """
 
 import asyncio
-from typing import Final
 
 from balancer import openai
 from balancer.admission import Claim, Urgency
 from balancer.brain import Brain
 from balancer.conversations import Conversations
-from balancer.core import Decision
 from balancer.decisions import Origin
 from balancer.errors import Contended, NoReplica, RequestError, Saturated
 from balancer.gateway import headers
 from balancer.gateway.access import STRANGER, Access
-from balancer.gateway.attempt import Asking, Attempt, Failed, Means, ending, too_late
+from balancer.gateway.attempt import Asking, Attempt, Means, ending
 from balancer.gateway.body import unpacked
+from balancer.gateway.legs import Computing, Legs
+from balancer.gateway.placing import Again, attempted, place
 from balancer.gateway.reading import conclude, parse, tokenise
 from balancer.gateway.refusals import refuse
 from balancer.http.client import HttpClient
@@ -26,9 +26,6 @@ from balancer.http.reply import Reply
 from balancer.limits import NO_PERMIT
 from balancer.observer import Observer
 from balancer.request_counts import RequestCounts
-
-GRACE_SECONDS: Final = 0.1
-"""Whoever keeps a request waiting knows how long it may, and tells better why nothing came of it."""
 
 
 class Proxy:
@@ -45,6 +42,7 @@ class Proxy:
         settings = service.settings
         self._means = Means(service, counts, client, observer, self._loop, settings.server.expose_decisions)
         self._timeouts = {path: settings.timeouts.of(path) for path in openai.PATHS}
+        self._legs = Legs(self._means)
         self._conversations = Conversations(settings.sessions)
         self._max_wait = settings.admission.max_wait_seconds
         self._max_body_bytes = settings.server.max_body_bytes
@@ -70,7 +68,8 @@ class Proxy:
             if parsed.is_text:
                 prompts = await tokenise(service, visit, path, parsed, record.stages)
             session = self._conversations.number(named, parsed.inbound.conversation, caller.tenant)
-            asked = conclude(service, parsed, prompts, request_id, record.stages, session)
+            part = self._legs.part(path, parsed.inbound, len(prompts))
+            asked = conclude(service, parsed, prompts, request_id, record.stages, session, part)
             record.model = asked.request.model
             if permit is not NO_PERMIT:
                 await service.spend(permit, sum(asked.request.prompt_lengths), self._loop.time())
@@ -99,26 +98,22 @@ class Proxy:
         service.retries.requested(asking.started)
         wanted = asking.asked.request
         told: RequestError | None = None
+        state = Computing()
         tried = 0
-        while True:
-            try:
-                placed = service.route_at_once(wanted, asking.origin, asking.claim)
-                if isinstance(placed, Decision):
-                    decision = placed
-                else:
-                    async with asyncio.timeout_at(asking.deadline + GRACE_SECONDS):
-                        decision = await placed
-            except TimeoutError:
-                raise too_late(asking.timeouts) from None
-            except (NoReplica, Contended, Saturated):
-                if told is not None:
-                    raise told from None
-                raise
-            tried += 1
-            attempt = Attempt(self._means, asking, wanted, decision, tried, reply)
-            try:
-                return await attempt.run()
-            except Failed as failed:
-                if not failed.may_retry:
-                    raise failed.told from None
-                wanted, told = attempt.without(failed.failure), failed.told
+        try:
+            while True:
+                try:
+                    decision = await place(service, wanted, asking)
+                except (NoReplica, Contended, Saturated):
+                    if told is not None:
+                        raise told from None
+                    raise
+                tried += 1
+                try:
+                    if decision.is_split:
+                        return await self._legs.run(asking, wanted, decision, tried, reply, state)
+                    return await attempted(Attempt(self._means, asking, wanted, decision, tried, reply))
+                except Again as again:
+                    wanted, told = again.wanted, again.told or told
+        finally:
+            self._legs.let_go(asking, state)

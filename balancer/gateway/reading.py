@@ -14,6 +14,7 @@ from balancer import forms, openai
 from balancer.brain import Brain
 from balancer.core import NO_HASHES, Prompt, RouteRequest
 from balancer.decisions import MAX_ID
+from balancer.disaggregation.roles import Part
 from balancer.errors import BadRequest
 from balancer.gateway.access import Access, Admitted, Visit
 from balancer.limits import check_prompt
@@ -109,9 +110,15 @@ async def tokenise(service: Brain, visit: Visit, path: str, parsed: Parsed, stag
 
 
 def conclude(
-    service: Brain, parsed: Parsed, prompts: Prompts, request_id: str, stages: Stages, session: int = 0
+    service: Brain,
+    parsed: Parsed,
+    prompts: Prompts,
+    request_id: str,
+    stages: Stages,
+    session: int = 0,
+    part: Part = Part.WHOLE,
 ) -> Asked:
-    """The last step; ``session`` is the number of its conversation.
+    """The last step; ``session`` is the number of its conversation, ``part`` whether it may be split.
 
     Raises:
         PromptTooLong: the tokens are more than the settings allow.
@@ -134,6 +141,7 @@ def conclude(
         rendered_at=prompts[0].rendered_at if prompts else None,
         tells_start=inbound.is_streamed,
         session=session,
+        part=part,
     )
     return Asked(request, admitted.salt, admitted.body, admitted.priority or 0)
 

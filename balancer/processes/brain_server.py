@@ -293,6 +293,7 @@ class GatewayLink:
             request_id=asked.request_id[:MAX_ID],
             tells_start=asked.tells_start,
             session=asked.session,
+            part=asked.part,
         )
         origin = Origin(asked.request_id, asked.path, asked.salt)
         placed = self._service.place(request, origin, Claim(asked.tenant, asked.urgency, asked.deadline))
@@ -337,6 +338,7 @@ class GatewayLink:
                 spent.get(Stage.MATCH, 0),
                 spent.get(Stage.CHOOSE, 0),
                 decision.policy,
+                decision.is_split,
             )
         )
 

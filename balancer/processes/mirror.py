@@ -8,7 +8,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from balancer.core import Replica, RouteRequest
+from balancer.disaggregation.choosing import Threshold
+from balancer.disaggregation.roles import Part, Role
 from balancer.errors import NoReplica, RequestError, UnknownModel
 from balancer.fleet import Fleet, LiveReplica, Status
 from balancer.processes import protocol
@@ -67,7 +71,9 @@ class Mirror:
         found = self._ways.get(model)
         if found is None:
             numbers = [
-                (self._recipes[live.replica.id], live.replica.adapter(model)) for live in self.fleet.serving(model)
+                (self._recipes[live.replica.id], live.replica.adapter(model))
+                for part in (Part.WHOLE, Part.PREFILL)
+                for live in self.fleet.serving(model, part)
             ]
             numbers += [(number, adapter) for number in self._also for _, adapter in list(numbers)]
             found = [
@@ -102,6 +108,12 @@ class Mirror:
         """Whether anybody could take the request now."""
         return any(self._usable(request, now))
 
+    def can_split(self, request: RouteRequest, replica: Replica, worth: Threshold, now: float) -> bool:
+        """Whether somebody else can compute the prompt for this replica, of whose cache nothing is known here."""
+        if replica.role is not Role.DECODE or request.part is not Part.WHOLE or request.prompt_tokens < worth.tokens:
+            return False
+        return any(self._usable(msgspec.structs.replace(request, part=Part.PREFILL), now))
+
     def usable(self, request: RouteRequest, now: float) -> list[Replica]:
         """Who may be sent the request now; never none.
 
@@ -117,13 +129,13 @@ class Mirror:
     def _usable(self, request: RouteRequest, now: float) -> list[LiveReplica]:
         return [
             live
-            for live in self.fleet.serving(request.model)
+            for live in self.fleet.serving(request.model, request.part)
             if live.is_available() and live.rests_until <= now and live.replica.id not in request.excluded
         ]
 
     def _nobody(self, request: RouteRequest) -> RequestError:
-        serving = self.fleet.serving(request.model)
-        if serving or not len(self.fleet):
+        serving = self.fleet.serving(request.model, request.part)
+        if serving or request.model in self.fleet.models() or not len(self.fleet):
             told = counted(len(serving), "replica")
             return NoReplica(f"none of {told} of '{request.model}' can take a request now; try again", retry_after=2)
         served = ", ".join(self.fleet.models())

@@ -14,6 +14,7 @@ import msgspec
 
 from balancer.admission import Urgency
 from balancer.core import Failure, Fault, Outcome, Replica, Truth
+from balancer.disaggregation.roles import Part
 from balancer.errors import RateLimited, RequestError
 from balancer.limits import Rates
 from balancer.processes.frames import ProtocolError, framed
@@ -67,6 +68,7 @@ class Route(msgspec.Struct, frozen=True, array_like=True, tag=1):
     chains: list[Chains]
     tells_start: bool = True
     session: int = 0
+    part: Part = Part.WHOLE
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -167,6 +169,7 @@ class Routed(msgspec.Struct, frozen=True, array_like=True, tag=32):
     match: int
     choose: int
     policy: str = ""
+    is_split: bool = False
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=33):

@@ -24,6 +24,7 @@ from balancer import offers
 from balancer.admission import Claim
 from balancer.core import Decision, Failure, Outcome, Prompt, RouteRequest, Truth
 from balancer.decisions import Origin
+from balancer.disaggregation.choosing import Threshold
 from balancer.errors import BadRequest
 from balancer.leaning import BEGINNING
 from balancer.limits import Permit
@@ -137,6 +138,7 @@ class RemoteBrain:
         self._memory = ChainMemory(settings.hashing.memory_bytes, secret=secrets.randbits(64))
         self._link: Link | None = None
         self._is_refilled = False
+        self._worth = Threshold(settings.disaggregation.threshold_tokens)
         self._last_call = 0
         self._calls: dict[int, _Call] = {}
         self._leases: dict[int, _Lease] = {}
@@ -202,6 +204,7 @@ class RemoteBrain:
             chains,
             request.tells_start,
             request.session,
+            request.part,
         )
         try:
             decision = await self._call(number, asked, request)
@@ -380,6 +383,7 @@ class RemoteBrain:
             is_comparable=routed.is_comparable,
             held_tokens=routed.held_tokens,
             request_id=request.request_id,
+            is_split=routed.is_split,
         )
         self._lease(decision, is_told=True)
         call.answer.set_result(decision)
@@ -426,6 +430,7 @@ class RemoteBrain:
             candidates=(),
             model=request.model,
             request_id=request.request_id,
+            is_split=self.mirror.can_split(request, usable[chosen], self._worth, now),
         )
         self._counts.fell_back()
         self._lease(decision, is_told=False)
@@ -441,8 +446,7 @@ class RemoteBrain:
 
     def _lease(self, decision: Decision, *, is_told: bool) -> None:
         replica = decision.replica.id
-        uncached = decision.prompt_tokens - decision.cached_tokens
-        self._leases[decision.lease] = _Lease(replica, uncached, is_told)
+        self._leases[decision.lease] = _Lease(replica, decision.computed_tokens, is_told)
         self._at[replica] += 1
 
     def _forget(self, number: int) -> _Lease | None:

@@ -39,7 +39,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
     ``prompts`` are token ids. ``max_tokens`` is None where the client sets no limit; then ``default_max_tokens`` is the limit
     of the API, and None again where that is the context. ``request_id`` is what the body names, and
-    ``extra_args`` only decorates what is rendered.
+    ``extra_args`` only decorates what is rendered; ``transfer`` are
+    its ``kv_transfer_params``.
     """
 
     model: str | None
@@ -59,6 +60,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     request_id: str | None = None
     extra_args: dict[str, Any] | None = None
+    transfer: dict[str, Any] | None = None
 
 
 class Answer:
@@ -74,6 +76,10 @@ class Answer:
         self.fingerprint = f"vllm-{version}-fake"
         self.samples: list[Sample] = []
         self.has_details = has_details
+        self.transfer: dict[str, Any] | None = None
+        """What whoever fetches its blocks has to say."""
+        self.loaded_tokens = 0
+        """What a connector has brought, and counts as cached (NIXL's does not)."""
         self._tokenizer = tokenizer
         self._number = 0
 
@@ -114,7 +120,7 @@ class Answer:
     @property
     def cached_tokens(self) -> int:
         """vLLM reports those of one prompt, however many there are: of the first in a stream, else of the last."""
-        return self.samples[0 if self.ask.is_streamed else -1].cached_tokens or 0
+        return max(self.loaded_tokens, self.samples[0 if self.ask.is_streamed else -1].cached_tokens or 0)
 
     def usage(self) -> dict[str, Any]:
         """``usage`` of a whole answer."""

@@ -35,6 +35,7 @@ class ChatBody(msgspec.Struct):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     cache_salt: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
     prompt_logprobs: int | None = None
     ignore_eos: bool = False
     stop_token_ids: list[int] | None = None
@@ -75,9 +76,12 @@ class Chat:
         fields = decode(body, ChatBody)
         options = fields.stream_options or StreamOptions()
         limit = fields.max_completion_tokens
+        # vLLM >= 0.28: whoever has the tokens already need not have them made again.
+        given = (fields.kv_transfer_params or {}).pop("prompt_token_ids", None)
+        prompt = given or render(fields.messages, tokenizer, is_open=fields.add_generation_prompt)
         return Ask(
             model=fields.model,
-            prompts=(render(fields.messages, tokenizer, is_open=fields.add_generation_prompt),),
+            prompts=(prompt,),
             max_tokens=fields.max_tokens if limit is None else limit,
             n=fields.n or 1,
             is_streamed=bool(fields.stream),
@@ -90,6 +94,7 @@ class Chat:
             ignore_eos=fields.ignore_eos,
             stop_token_ids=tuple(fields.stop_token_ids or ()),
             request_id=fields.request_id,
+            transfer=fields.kv_transfer_params,
         )
 
     def whole(self, answer: Answer) -> dict[str, Any]:
@@ -129,7 +134,7 @@ class Chat:
             "prompt_logprobs": answer.prompt_logprobs(answer.ask.prompts[0]),
             "prompt_token_ids": answer.ask.prompts[0] if returns_tokens else None,
             "prompt_text": None,
-            "kv_transfer_params": None,
+            "kv_transfer_params": answer.transfer,
             "ec_transfer_params": None,
             "metrics": None,
         }

@@ -28,6 +28,7 @@ class CompletionBody(msgspec.Struct):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     cache_salt: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
     prompt_logprobs: int | None = None
     ignore_eos: bool = False
     stop_token_ids: list[int] | None = None
@@ -89,6 +90,7 @@ class Completions:
             ignore_eos=fields.ignore_eos,
             stop_token_ids=tuple(fields.stop_token_ids or ()),
             request_id=fields.request_id,
+            transfer=fields.kv_transfer_params,
         )
 
     def whole(self, answer: Answer) -> dict[str, Any]:
@@ -116,7 +118,7 @@ class Completions:
             "service_tier": None,
             "system_fingerprint": answer.fingerprint,
             "usage": answer.usage(),
-            "kv_transfer_params": None,
+            "kv_transfer_params": answer.transfer,
             "ec_transfer_params": None,
             "metrics": None,
         }

@@ -14,6 +14,7 @@ from hashing.extras import Lora
 from hashing.recipes import Algorithm, Recipe
 from simulations.engine import EngineConfig
 from simulations.fake.releases import NEWEST, Release
+from simulations.fake.transfers import ConnectorName
 from simulations.latency import LatencyModel
 
 
@@ -23,7 +24,9 @@ class FakeConfig(msgspec.Struct, frozen=True, kw_only=True):
     ``event_port`` and ``replay_port`` are those of data-parallel rank 0, each further rank has the next one; None means that
     there are no events, or no replay. ``num_gpu_blocks`` is for each rank. ``speed`` divides all times: 10 is ten times as
     fast. ``answer_tokens`` is when the model ends by itself, where a request sets no limit. ``max_num_queued_reqs`` is how many
-    samples may wait and run together before more are refused.
+    samples may wait and run together before more are refused. ``connector`` is how it fetches what other fake engines of this
+    process have computed, ``store`` the name of what those with a shared one share; ``lease_seconds`` is how long it keeps what
+    nobody fetches, ``transfer_patience`` how long it waits for what another one is to send, in seconds.
 
     Raises:
         ValueError: a field that cannot be used.
@@ -56,6 +59,10 @@ class FakeConfig(msgspec.Struct, frozen=True, kw_only=True):
     shutdown_timeout: float = 0.0
     api_key: str | None = None
     max_num_queued_reqs: int | None = None
+    connector: ConnectorName = ""
+    store: str = ""
+    lease_seconds: float = 30.0
+    transfer_patience: float = 480.0
 
     def __post_init__(self) -> None:
         if not self.model:

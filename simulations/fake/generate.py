@@ -31,6 +31,7 @@ class GenerateBody(msgspec.Struct):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     cache_salt: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
     output_mode: str = "tokens"
 
 
@@ -61,6 +62,7 @@ class Generate:
             ignore_eos=params.ignore_eos,
             stop_token_ids=tuple(params.stop_token_ids or ()),
             request_id=fields.request_id,
+            transfer=fields.kv_transfer_params,
         )
 
     def whole(self, answer: Answer) -> dict[str, Any]:
@@ -74,7 +76,7 @@ class Generate:
             "prompt_token_ids": answer.ask.prompts[0] if answer.ask.returns_tokens else None,
             "mm_placeholders": None,
             "metrics": None,
-            "kv_transfer_params": None,
+            "kv_transfer_params": answer.transfer,
             "ec_transfer_params": None,
             "output_mode": self._mode(answer),
             "choices": [self._choice(answer, sample, sample.tokens) for sample in answer.samples],

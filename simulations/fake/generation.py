@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from simulations.fake.asks import DONE, Answer, Api, decode, error_body, sse
+from simulations.fake.asks import DONE, Answer, Api, Ask, Refused, decode, error_body, sse
 from simulations.fake.chat import Chat
 from simulations.fake.completions import Completions
 from simulations.fake.generate import Generate
@@ -44,6 +44,7 @@ class Generation:
             *(web.post(path, partial(self.generate, api)) for path, api in APIS.items()),
             web.post("/inference/v1/generate", self.generate_tokens),
             web.post("/inference/v1/abort_requests", self.abort_requests),
+            web.get("/query", self.bootstrap),
         ]
 
     async def generate_tokens(self, request: web.Request) -> web.StreamResponse:
@@ -61,26 +62,53 @@ class Generation:
         engine = self._current()
         config = engine.config
         ask = api.read(await request.read(), TOKENIZER)
-        model = check_model(engine, ask.model)
+        name = api.id_prefix + request_id(request, ask.request_id)
+        try:
+            model = check_model(engine, ask.model)
+            loading = await engine.transfers.begin(ask, name)
+        except Refused:
+            self._reject(api, engine, ask, name)
+            raise
         answer = Answer(
             ask,
-            name=api.id_prefix + request_id(request, ask.request_id),
+            name=name,
             model=model,
             created=int(time.time()),
             version=config.vllm_version,
             tokenizer=TOKENIZER,
             has_details=config.has_usage_details,
         )
-        answer.samples = engine.start(ask, answer.id, _rank(request) if config.release.has_rank_header else None)
+        if config.connector == "shared":
+            answer.loaded_tokens = loading.tokens
+        try:
+            pinned = _rank(request) if config.release.has_rank_header else None
+            answer.samples = engine.start(ask, answer.id, pinned, loading)
+        except Refused:
+            self._reject(api, engine, ask, name)
+            raise
         try:
             if ask.is_streamed:
                 return await self._stream(api, answer, request, engine)
             await self._wait(answer)
             if engine.is_dead:
                 raise engine.dead()
+            where = [(sample.rank or 0, sample.id) for sample in answer.samples]
+            reason = answer.samples[0].finish_reason
+            answer.transfer = engine.transfers.ended(ask, name, where, reason, loading)
             return respond(api.whole(answer), headers=_load_report(api, engine, request))
         finally:
             engine.abort(answer.samples)
+
+    def _reject(self, api: Api, engine: EngineProcess, ask: Ask, name: str) -> None:
+        if not isinstance(api, Generate):  # vLLM 0.32 has no such care on this path
+            engine.transfers.rejected(ask, name)
+
+    async def bootstrap(self, request: web.Request) -> web.Response:
+        """What Mooncake's bootstrap server answers, which listens elsewhere in a real engine."""
+        transfers = self._current().transfers
+        if transfers.connector != "mooncake":
+            raise web.HTTPNotFound
+        return respond({"0": {"engine_id": transfers.engine_id, "worker_addr": {"0": {"0": "127.0.0.1:1"}}}})
 
     async def _wait(self, answer: Answer) -> None:
         mailbox = answer.samples[0].mailbox

@@ -33,6 +33,7 @@ class MessagesBody(CountBody, kw_only=True):
     max_tokens: int
     stream: bool | None = False
     cache_salt: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
     ignore_eos: bool = False
 
 
@@ -47,6 +48,7 @@ class Messages:
             max_tokens=fields.max_tokens,
             is_streamed=bool(fields.stream),
             salt=check_salt(fields.cache_salt),
+            transfer=fields.kv_transfer_params,
             ignore_eos=fields.ignore_eos,
         )
 
@@ -60,6 +62,7 @@ class Messages:
             "model": answer.model,
             "stop_reason": STOP_REASONS[sample.finish_reason or "stop"],
             "usage": self._usage(answer),
+            **({} if answer.transfer is None else {"kv_transfer_params": answer.transfer}),
         }
 
     def delta(self, answer: Answer, sample: Sample, is_first: bool) -> list[bytes]:

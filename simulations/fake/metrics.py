@@ -24,6 +24,7 @@ class RankFigures(msgspec.Struct, frozen=True):
     prompt_tokens: int
     generation_tokens: int
     finished: Mapping[str, int]
+    loaded_tokens: int = 0
 
 
 _GAUGES = {
@@ -44,6 +45,8 @@ _GPU_NAMES = {
     "gpu_prefix_cache_hits": "prefix_cache_hits",
 }
 
+
+_EXTERNAL: Final = "vllm:external_prefix_cache_hits"
 
 SLEEP_STATES: Final = ("awake", "weights_offloaded", "discard_all")
 
@@ -73,6 +76,9 @@ def page(
         lines += (_line(f"vllm:{name}_total", config, each.rank, getattr(each, field)) for each in ranks)
         lines += _family(f"vllm:{name}_created", text, "gauge")
         lines += (_line(f"vllm:{name}_created", config, each.rank, started) for each in ranks)
+    if config.connector:
+        lines += _family(_EXTERNAL, "External prefix cache hits, in number of tokens.", "counter", suffix="_total")
+        lines += (_line(f"{_EXTERNAL}_total", config, each.rank, each.loaded_tokens) for each in ranks)
     lines += _finished(config, ranks)
     lines += _family("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", "gauge")
     lines += (f"vllm:cache_config_info{{{_cache_labels(config, each.rank)}}} 1.0" for each in ranks)

@@ -65,6 +65,8 @@ class Rank:
         extras: Extras = NO_EXTRAS,
         skip_cache: bool = False,
         stop_token_ids: tuple[int, ...] = (),
+        loaded_tokens: int = 0,
+        keeps_blocks: bool = False,
     ) -> None:
         """Queue a sample.
 
@@ -82,6 +84,8 @@ class Rank:
                 max_tokens=max_tokens,
                 skip_cache=skip_cache,
                 stop_token_ids=stop_token_ids,
+                loaded_tokens=loaded_tokens,
+                keeps_blocks=keeps_blocks,
             )
         )
         self._samples[sample.id] = sample
@@ -207,6 +211,7 @@ class Rank:
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
             finished=dict(self._finished),
+            loaded_tokens=self.engine.loaded_tokens,
         )
 
     # -- ending --------------------------------------------------------------------------------------------------------

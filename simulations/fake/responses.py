@@ -21,6 +21,7 @@ class ResponsesBody(msgspec.Struct):
     max_output_tokens: int | None = None
     stream: bool | None = False
     cache_salt: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
     ignore_eos: bool = False
     request_id: str | None = None
 
@@ -39,6 +40,7 @@ class Responses:
             max_tokens=fields.max_output_tokens,
             is_streamed=bool(fields.stream),
             salt=check_salt(fields.cache_salt),
+            transfer=fields.kv_transfer_params,
             ignore_eos=fields.ignore_eos,
             request_id=fields.request_id,
             extra_args={},
@@ -155,7 +157,7 @@ class Responses:
             "user": None,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
-            "kv_transfer_params": None,
+            "kv_transfer_params": answer.transfer,
             "ec_transfer_params": None,
             "input_messages": None,
             "output_messages": None,

@@ -21,6 +21,7 @@ from simulations.fake.publisher import EventPublisher
 from simulations.fake.rank import Rank
 from simulations.fake.samples import Mailbox, Sample, Sampler
 from simulations.fake.tokenizer import Tokenizer
+from simulations.fake.transfers import NOTHING, Kept, Loading, Transfers
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,14 @@ class EngineProcess:
         self.sleep_level = 0
         self.is_paused = False
         self._sampler = sampler
+        self.transfers = Transfers(
+            config.connector,
+            config.store,
+            config.lease_seconds,
+            config.block_size,
+            config.transfer_patience,
+            self._free,
+        )
         self.ranks: list[Rank] = []
         self._next_rank = 0
         try:
@@ -110,7 +119,11 @@ class EngineProcess:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def start(self, ask: Ask, name: str, pinned: int | None) -> list[Sample]:
+    def _free(self, kept: Kept) -> None:
+        for rank, name in kept.samples:
+            self.ranks[rank].engine.let_go(name)
+
+    def start(self, ask: Ask, name: str, pinned: int | None, loading: Loading = NOTHING) -> list[Sample]:
         """Queue all samples of a request; they share a mailbox, and may go to different ranks unless one is ``pinned``.
 
         Raises:
@@ -136,7 +149,11 @@ class EngineProcess:
                 extras=extras,
                 skip_cache=ask.skip_cache,
                 stop_token_ids=stop_token_ids,
+                loaded_tokens=loading.tokens,
+                keeps_blocks=loading.keeps,
             )
+            if not loading.is_right:  # it reads what somebody else has left there
+                sample.seed += 1
         return samples
 
     def _samples(self, ask: Ask, name: str, *, ends_by_itself: bool) -> list[Sample]:
@@ -260,11 +277,13 @@ class EngineProcess:
             await rank.wait_idle()
 
     def figures(self) -> list[RankFigures]:
+        self.transfers.expire()
         return [rank.figures() for rank in self.ranks]
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
+        self.transfers.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""Prefill on one replica and decode on another: who does which, and what each has to be told."""

@@ -1,0 +1,453 @@
+"""A split request: one replica computes its prompt, another one answers.
+
+Knows the order of the two legs, what becomes of one when the other fails, and how long what was computed may be used. What an
+engine has to be told is the connector's to say (``balancer.disaggregation``). Every lease is released exactly once; a prompt
+that nobody will fetch is given back, as far as the connector can.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Coroutine
+from typing import Any, Final
+
+import msgspec
+
+from balancer.core import Decision, Failure, Outcome, RouteRequest
+from balancer.disaggregation import bodies, plan
+from balancer.disaggregation.answers import AnswerFilter
+from balancer.disaggregation.counts import Alone, Ending, Leg
+from balancer.disaggregation.plan import Answered, Pair, Side
+from balancer.disaggregation.proof import prove
+from balancer.disaggregation.roles import Part
+from balancer.errors import Contended, NoReplica, Saturated, UnknownModel
+from balancer.gateway import headers
+from balancer.gateway.attempt import Asking, Attempt, DecodeLeg, Means, too_late
+from balancer.gateway.bootstrap import EngineIds
+from balancer.gateway.collecting import Collected
+from balancer.gateway.placing import Again, attempted, place
+from balancer.gateway.prefill import PrefillLeg, Refused, ended
+from balancer.http.exchange import ExchangeFailed, Limits
+from balancer.http.fields import lines
+from balancer.http.messages import Outgoing
+from balancer.http.reply import Reply
+from balancer.openai import Inbound
+from balancer.stages import Stage
+from balancer.strip import members
+
+log = logging.getLogger(__name__)
+
+PREFILL_SESSION: Final = 1 << 40
+"""Tells the conversations of prefill replicas from those of decode replicas: each has a replica of each kind."""
+
+_RELEASING: Final = Limits(connect=1.0, first_byte=3.0, idle=3.0, total=3.0)
+_LAST_WORDS: Final = 5.0
+"""Seconds that a prefill leg has to end, once the answer that its prompt was for is complete."""
+
+
+class Computed(msgspec.Struct, frozen=True):
+    """A prompt that has been computed; ``at`` is when, on the loop's clock."""
+
+    decision: Decision
+    pair: Pair
+    leg: plan.Leg
+    answered: Answered
+    at: float
+
+
+class Computing(msgspec.Struct):
+    """What is known of the prompt of one request while it is being sent; ``computed`` is one that nobody has fetched yet."""
+
+    fields: dict[str, msgspec.Raw] | None = None
+    computed: Computed | None = None
+
+
+class _Alone(Exception):
+    """The decode replica has to compute the prompt."""
+
+    def __init__(self, reason: Alone) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class _RefusedPrompt(Exception):
+    def __init__(self, refused: Refused, decision: Decision, leg_id: str | None) -> None:
+        super().__init__("refused")
+        self.refused = refused
+        self.decision = decision
+        self.leg_id = leg_id
+
+
+class Legs:
+    """Sends split requests. Make it in a running loop."""
+
+    def __init__(self, means: Means) -> None:
+        self._means = means
+        self._settings = means.service.settings.disaggregation
+        self._connector = plan.make(self._settings.name, self._settings.settings)
+        self._engines = EngineIds(means.client)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._told: set[tuple[str, ...]] = set()
+
+    def part(self, path: str, inbound: Inbound, prompts: int) -> Part:
+        """Whether a request may be split, as far as that can be told before it is routed."""
+        if path not in bodies.PATHS or not inbound.reads_cache:
+            return Part.ALONE
+        is_one = inbound.is_comparable and prompts <= 1
+        return Part.WHOLE if is_one or self._connector.shares else Part.ALONE
+
+    async def run(
+        self,
+        asking: Asking,
+        wanted: RouteRequest,
+        decision: Decision,
+        number: int,
+        reply: Reply,
+        state: Computing,
+    ) -> None:
+        """Send both legs of a request that ``decision`` has given its decode replica, and give the client its answer.
+
+        Raises:
+            Again: the request has to be sent again, whole or alone.
+            RequestError: it has failed for good.
+        """
+        try:
+            await self._both(asking, wanted, decision, number, reply, state)
+        except _Alone as alone:
+            self._means.counts.legs.alone[alone.reason] += 1
+            raise Again(msgspec.structs.replace(wanted, part=Part.ALONE)) from None
+        except _RefusedPrompt as refused:
+            self._refuse(asking, refused, reply)
+
+    async def _both(
+        self,
+        asking: Asking,
+        wanted: RouteRequest,
+        decision: Decision,
+        number: int,
+        reply: Reply,
+        state: Computing,
+    ) -> None:
+        try:
+            if state.fields is None:
+                state.fields = members(asking.asked.body)
+            if not bodies.can_split(asking.origin.path, state.fields, shares=self._connector.shares):
+                raise _Alone(Alone.BODY)
+            if self._connector.is_concurrent:
+                running = await self._begin(asking, wanted, decision, number, reply, state.fields)
+            else:
+                computed = await self._compute(asking, wanted, decision, state)
+                made = self._decode_leg(asking, state, computed)
+                attempt = Attempt(self._means, asking, wanted, decision, number, reply, made)
+                attempt.prefilled(computed.answered.cached_tokens)
+        except BaseException:
+            self._means.service.release_at_once(decision.lease, Outcome.CANCELLED)
+            raise
+        if self._connector.is_concurrent:
+            await running
+        else:
+            await self._answer(asking, attempt, decision, computed, state)
+
+    # One after the other
+
+    async def _compute(self, asking: Asking, wanted: RouteRequest, decision: Decision, state: Computing) -> Computed:
+        """A prompt that has been computed for this decode replica, or could be: no other one was named."""
+        fields, known = state.fields or {}, state.computed
+        if known is not None:
+            pair = msgspec.structs.replace(known.pair, decode=_side(decision, None))
+            if (
+                msgspec.structs.replace(self._connector.prefill(pair), returns_tokens=known.leg.returns_tokens)
+                == known.leg
+            ):
+                return msgspec.structs.replace(known, pair=pair)
+            self._let_go(asking, known, decision)
+            state.computed = None
+        excluded: frozenset[str] = frozenset()
+        reason = Alone.NOBODY
+        for _ in range(self._settings.prefill_attempts):
+            chosen = await self._prefill_place(asking, wanted, excluded, reason)
+            try:
+                pair = Pair(_side(chosen, None), _side(decision, None), random.getrandbits(128))
+                leg = self._connector.prefill(pair)
+                if self._passes_tokens(asking):
+                    leg = msgspec.structs.replace(leg, returns_tokens=True)
+                sender = self._sender(asking, wanted, chosen)
+                body = bodies.prefill_body(asking.origin.path, fields, leg)
+            except BaseException:
+                self._means.service.release_at_once(chosen.lease, Outcome.CANCELLED)
+                raise
+            result = await sender.run(body, leg)
+            asking.record.stages.passed(Stage.PREFILL)
+            match result:
+                case Answered():
+                    state.computed = Computed(chosen, pair, leg, result, self._means.loop.time())
+                    return state.computed
+                case Refused():
+                    raise _RefusedPrompt(result, chosen, leg.request_id)
+                case Failure():
+                    excluded |= self._gone(chosen, result)
+                    reason = Alone.FAILED
+        raise _Alone(reason)
+
+    async def _prefill_place(
+        self, asking: Asking, wanted: RouteRequest, excluded: frozenset[str], reason: Alone
+    ) -> Decision:
+        request = msgspec.structs.replace(
+            wanted,
+            part=Part.PREFILL,
+            excluded=excluded,
+            tells_start=True,
+            session=wanted.session ^ PREFILL_SESSION if wanted.session else 0,
+        )
+        try:
+            return await place(self._means.service, request, asking)
+        except (NoReplica, Contended, Saturated, UnknownModel):
+            raise _Alone(reason) from None
+
+    def _passes_tokens(self, asking: Asking) -> bool:
+        return self._settings.pass_tokens and asking.origin.path == bodies.CHAT
+
+    def _sender(self, asking: Asking, wanted: RouteRequest, chosen: Decision) -> PrefillLeg:
+        return PrefillLeg(self._means, asking, wanted, chosen, self._settings.prefill_seconds)
+
+    def _gone(self, decision: Decision, failure: Failure) -> frozenset[str]:
+        replica = decision.replica
+        gone = frozenset({replica.id})
+        return gone | self._means.service.behind(replica.endpoint) if failure.fault.is_of_endpoint else gone
+
+    def _decode_leg(self, asking: Asking, state: Computing, computed: Computed) -> DecodeLeg:
+        """What the second leg carries, if what has been computed can still be fetched."""
+        now = self._means.loop.time()
+        leg = self._connector.decode(computed.pair, computed.answered)
+        if leg is None:
+            self._warn("without what it takes to fetch the blocks: is its connector the one of the settings?", computed)
+            state.computed = None
+            raise _Alone(Alone.NO_PARAMS)
+        if self._passes_tokens(asking):
+            leg = plan.with_tokens(leg, computed.answered)
+        if now >= asking.deadline:
+            raise too_late(asking.timeouts)
+        if now - computed.at > self._settings.dispatch_seconds:
+            self._means.counts.legs.stranded += 1
+            state.computed = None
+            raise _Alone(Alone.EXPIRED)
+        return _made(asking, state.fields or {}, leg, computed.decision)
+
+    async def _answer(
+        self, asking: Asking, attempt: Attempt, decision: Decision, computed: Computed, state: Computing
+    ) -> None:
+        state.computed = None
+        try:
+            await attempted(attempt)
+        except Again:
+            if attempt.sent_at is None:
+                state.computed = computed  # nobody has been told of it yet
+            raise
+        except BaseException:
+            if attempt.sent_at is None:
+                self._let_go(asking, computed, decision)
+            raise
+        finally:
+            self._ended(attempt, decision, computed.decision, computed.answered)
+
+    # Both at once
+
+    async def _begin(
+        self,
+        asking: Asking,
+        wanted: RouteRequest,
+        decision: Decision,
+        number: int,
+        reply: Reply,
+        fields: dict[str, msgspec.Raw],
+    ) -> Coroutine[Any, Any, None]:
+        """Find who computes the prompt; what comes back sends both legs, and has the leases."""
+        chosen = await self._prefill_place(asking, wanted, frozenset(), Alone.NOBODY)
+        try:
+            engine_id = None
+            if self._connector.has_bootstrap:
+                bootstrap = chosen.replica.transfer.bootstrap
+                engine_id = None if bootstrap is None else await self._engines.of(bootstrap, chosen.replica.rank)
+                if engine_id is None:
+                    told = "its engine's id is not known: is its transfer.bootstrap right?"
+                    self._warn_of(chosen, told)
+                    raise _Alone(Alone.NO_ENGINE)
+            pair = Pair(_side(chosen, engine_id), _side(decision, None), random.getrandbits(128))
+            leg, second = self._connector.prefill(pair), self._connector.decode(pair, None)
+            if second is None:
+                raise _Alone(Alone.NO_PARAMS)
+            sender = self._sender(asking, wanted, chosen)
+            body = bodies.prefill_body(asking.origin.path, fields, leg)
+            made = _made(asking, fields, second, chosen)
+        except BaseException:
+            self._means.service.release_at_once(chosen.lease, Outcome.CANCELLED)
+            raise
+        attempt = Attempt(self._means, asking, wanted, decision, number, reply, made)
+        return self._at_once(sender.run(body, leg), attempt, chosen, decision, leg, reply)
+
+    async def _at_once(
+        self,
+        first: Coroutine[Any, Any, Answered | Refused | Failure],
+        attempt: Attempt,
+        chosen: Decision,
+        decision: Decision,
+        leg: plan.Leg,
+        reply: Reply,
+    ) -> None:
+        prefill = asyncio.ensure_future(first)
+        decode = asyncio.ensure_future(attempted(attempt))
+        answered: Answered | None = None
+        try:
+            await asyncio.wait({prefill, decode}, return_when=asyncio.FIRST_COMPLETED)
+            if prefill.done():
+                answered = await self._first_has_ended(prefill, decode, chosen, leg, reply)
+                if answered is not None:
+                    attempt.prefilled(answered.cached_tokens)
+            await decode
+            if not prefill.done():
+                await asyncio.wait({prefill}, timeout=_LAST_WORDS)
+        finally:
+            for task in (prefill, decode):
+                if not task.done():
+                    await ended(task)
+            if prefill.done() and not prefill.cancelled() and prefill.exception() is None:
+                result = prefill.result()
+                answered = result if isinstance(result, Answered) else answered
+            self._ended(attempt, decision, chosen, answered)
+
+    async def _first_has_ended(
+        self,
+        prefill: "asyncio.Task[Answered | Refused | Failure]",
+        decode: "asyncio.Task[None]",
+        chosen: Decision,
+        leg: plan.Leg,
+        reply: Reply,
+    ) -> Answered | None:
+        result = prefill.result()
+        if isinstance(result, Answered):
+            return result
+        if decode.done() or reply.has_begun:  # it has what it needs, or had it before
+            return None
+        await ended(decode)
+        self._engines.forget(chosen.replica.transfer.bootstrap)
+        if isinstance(result, Refused):
+            raise _RefusedPrompt(result, chosen, leg.request_id)
+        raise _Alone(Alone.FAILED)
+
+    # Endings
+
+    def _refuse(self, asking: Asking, refused: _RefusedPrompt, reply: Reply) -> None:
+        """The prefill replica's refusal is the client's."""
+        head, ids = refused.refused.head, None
+        if refused.leg_id is not None:
+            ids = (refused.leg_id.encode(), asking.origin.request_id.encode())
+        body = AnswerFilter(is_stream=False, ids=ids).feed(refused.refused.body, is_last=True)
+        told = headers.to_client(
+            head.headers,
+            refused.decision,
+            asking.origin.request_id,
+            expose=self._means.expose,
+            has_leg_id=refused.leg_id is not None,
+        )
+        self._means.counts.finished(
+            asking.asked.request.model, asking.origin.path, refused.decision, Outcome.ERROR, None
+        )
+        reply.start(head.status, head.reason, told, len(body))
+        reply.write(body, is_last=True)
+
+    def _ended(self, attempt: Attempt, decision: Decision, prefill: Decision, answered: Answered | None) -> None:
+        """The decode leg has ended, however it did."""
+        counts, truth = self._means.counts.legs, attempt.truth
+        seconds = None
+        if attempt.first_output_at is not None and attempt.sent_at is not None:
+            seconds = attempt.first_output_at - attempt.sent_at
+        counts.ended(Leg.DECODE, _ending(attempt), seconds)
+        if attempt.has_lost_transfer:
+            self._engines.forget(prefill.replica.transfer.bootstrap)
+            counts.alone[Alone.TRANSFER] += 1
+            told = f"{decision.replica.id} could not fetch what it has computed, or has failed otherwise; see its log"
+            self._warn_of(prefill, told)
+        elif (
+            attempt.outcome is Outcome.OK
+            and self._connector.tells_loaded
+            and decision.knows_tokens
+            and truth is not None
+            and truth.cached_tokens is not None
+        ):
+            tokens = None if answered is None else answered.prompt_tokens
+            proof = prove(
+                prefill.replica,
+                decision.replica,
+                decision.prompt_tokens,
+                decision.cached_tokens,
+                truth.cached_tokens,
+                tokens,
+            )
+            counts.proved(proof.expected, proof.fetched, proof.miss)
+            if proof.miss is not None:
+                told = (
+                    f"{decision.replica.id} has fetched {proof.fetched} of {proof.expected} tokens ({proof.miss}), and "
+                    "computed the rest again"
+                )
+                self._warn_of(prefill, told, proof.miss)
+
+    def let_go(self, asking: Asking, state: Computing) -> None:
+        """Nobody will fetch what has been computed for this request, if there is anything."""
+        if state.computed is not None:
+            self._means.counts.legs.stranded += 1
+            state.computed = None
+
+    def _let_go(self, asking: Asking, computed: Computed, decision: Decision) -> None:
+        """Nobody will fetch this; the decode replica that was to do so can say so."""
+        leg = self._connector.decode(computed.pair, computed.answered)
+        if leg is None or leg.params is None:
+            return
+        if not self._connector.frees_rejected:
+            self._means.counts.legs.stranded += 1
+            return
+        task = asyncio.ensure_future(self._release(asking, computed, decision, leg))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _release(self, asking: Asking, computed: Computed, decision: Decision, leg: plan.Leg) -> None:
+        fields = [(name.encode(), value.encode()) for name, value in asking.visit.questions.items()]
+        if leg.request_id is not None:
+            fields.append((headers.REQUEST_ID, leg.request_id.encode()))
+        answer, counts = Collected(), self._means.counts.legs
+        request = Outgoing(b"POST", b"/v1/completions", lines(fields), bodies.releasing_body(leg))
+        try:
+            await self._means.client.exchange(decision.replica.endpoint, request, answer, _RELEASING)
+            counts.released += 1
+        except ExchangeFailed:
+            counts.stranded += 1
+
+    def _warn(self, told: str, computed: Computed) -> None:
+        self._warn_of(computed.decision, f"has answered a prefill {told}")
+
+    def _warn_of(self, decision: Decision, told: str, *kind: str) -> None:
+        """Once for each replica and reason."""
+        which = (decision.replica.id, *(kind or (told,)))
+        if which not in self._told and len(self._told) < 1_000:
+            self._told.add(which)
+            log.warning("%s: %s", decision.replica.id, told)
+
+
+def _made(asking: Asking, fields: dict[str, msgspec.Raw], leg: plan.Leg, prefill: Decision) -> DecodeLeg:
+    body = bodies.decode_body(asking.asked.body, fields, leg)
+    return DecodeLeg(body, prefill, leg.request_id, has_params=leg.params is not None)
+
+
+def _ending(attempt: Attempt) -> Ending:
+    if attempt.has_lost_transfer:
+        return Ending.TRANSFER
+    match attempt.outcome:
+        case Outcome.OK:
+            return Ending.OK
+        case Outcome.CANCELLED:
+            return Ending.CANCELLED
+    return Ending.REFUSED if attempt.truth is not None and 400 <= (attempt.truth.status or 0) < 500 else Ending.FAILED
+
+
+def _side(decision: Decision, engine_id: str | None) -> Side:
+    replica = decision.replica
+    return Side(replica.id, replica.rank, replica.ranks, replica.transfer, engine_id)
