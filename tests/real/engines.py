@@ -170,6 +170,7 @@ def start_engine(
     max_model_len: int = 4096,
     shape: Shape = TINY,
     log: Path | None = None,
+    python: Path | None = None,
 ) -> RealEngine:
     """Start an engine without waiting for it. Replay is on ``event_port`` + 10, so that ranks have the ports between.
 
@@ -182,6 +183,7 @@ def start_engine(
         max_model_len: longest sequence in tokens; it must fit into the cache.
         shape: of the model.
         log: file for its output; a new one in the system's folder if None.
+        python: interpreter that has vLLM and what it needs besides; the usual one if None.
     """
     events = {
         "enable_kv_cache_events": True,
@@ -190,7 +192,7 @@ def start_engine(
         "replay_endpoint": f"tcp://*:{event_port + 10}",
     }
     command = [
-        *(str(vllm_python()), "-m", "vllm.entrypoints.launchers.api_server.entry"),
+        *(str(python or vllm_python()), "-m", "vllm.entrypoints.launchers.api_server.entry"),
         *("--model", str(tiny_model(shape)), "--served-model-name", MODEL_NAME),
         *("--host", "127.0.0.1", "--port", str(port)),
         # bfloat16 ends in an illegal instruction on some CPUs.

@@ -15,6 +15,22 @@ STORES = Path("~/.cache/kvlb/stores-1")
 DEFAULT = Path("~/.cache/kvlb/vllm-0.32.0/bin/python")
 
 
+TRANSFER = Path("~/.cache/kvlb/vllm-0.32.0-transfer/bin/python")
+
+
+def transfer_python() -> Path:
+    """The interpreter that has NIXL and Mooncake as well (``scripts/real-transfer``); as ``vllm_python``."""
+    python = Path(os.environ.get("KVLB_TRANSFER_PYTHON") or TRANSFER).expanduser()
+    if python.is_file():
+        return python
+    reason = (
+        f"no engines that transfer: {python} does not exist; run scripts/real-transfer, or set KVLB_TRANSFER_PYTHON"
+    )
+    if os.environ.get("KVLB_REQUIRE_REAL"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
 def vllm_python() -> Path:
     """The interpreter that can import vLLM; skips or fails the calling test if there is none."""
     python = Path(os.environ.get("KVLB_VLLM_PYTHON") or DEFAULT).expanduser()

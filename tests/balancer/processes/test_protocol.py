@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from balancer import errors
 from balancer.admission import Urgency
 from balancer.core import Failure, Fault, Outcome, Replica, Truth
+from balancer.disaggregation.counts import Alone, Ending, Leg, LegsCounted, Miss
+from balancer.disaggregation.roles import Part, Role, Transfer
 from balancer.errors import RateLimited, RequestError
 from balancer.limits import Rates
 from balancer.processes import protocol
@@ -57,7 +59,7 @@ FROM_GATEWAY: list[FromGateway] = [
         3, "m", (40, 8), 12, True, False, 5.5, (A,), "id", "/v1/completions", "salt", "t", Urgency.LOW, 4.5,
         [Chains(2, Lora("l", "/p"), [protocol.packed([1, 2**64 - 1]), b""])], False, 2**64 - 1,
     ),
-    Route(4, "m", (), 0, False, True, None, (), "", "", None, "", Urgency.NORMAL, 0.0, []),
+    Route(4, "m", (), 0, False, True, None, (), "", "", None, "", Urgency.NORMAL, 0.0, [], part=Part.PREFILL),
     Cancel(3),
     Started(3),
     Release(3, Outcome.OK, Truth(9, 4, 2, "stop", 200), None),
@@ -71,7 +73,8 @@ FROM_GATEWAY: list[FromGateway] = [
     Suspect("http://a:1", has_answered=True),
     Report(
         Counted({("m", "/p", Outcome.OK): 2}, {("/p", "404"): 1}, {"key.x": 1}, {("m", A): 9}, {("m", A): 4},
-                {"m": Histogram((0.5, 1.0), [1, 0, 2], 3.5)}, 1, {"p": OfPolicy({Outcome.OK: 2}, 9, 4, 8, 5)}),
+                {"m": Histogram((0.5, 1.0), [1, 0, 2], 3.5)}, 1, {"p": OfPolicy({Outcome.OK: 2}, 9, 4, 8, 5)},
+                LegsCounted({(Leg.PREFILL, Ending.OK): 2}, {Alone.NOBODY: 1}, {Miss.WHOLE: 1}, 9, 8, 1, 1)),
         Timed({Stage.HASH: [0, 1]}, {Stage.HASH: 20}),
         {(Fault.CONNECT, Verdict.RETRY): 1},
         {"cached": 2},
@@ -82,12 +85,25 @@ FROM_GATEWAY: list[FromGateway] = [
 ]  # fmt: skip
 
 FROM_BRAIN: list[FromBrain] = [
-    Routed(3, A, 32, 16, True, True, 10, 20, 30, "random"),
+    Routed(3, A, 32, 16, True, True, 10, 20, 30, "random", is_split=True),
     Refused(3, "Saturated", "busy", "model", 2, ""),
     Done(7),
     FleetView(
         [
-            Known(Replica(A, "http://a:1", models=("m",), adapters=(Lora("l"),), recipe=Recipe()), 0, True, -1e9),
+            Known(
+                Replica(
+                    A,
+                    "http://a:1",
+                    models=("m",),
+                    adapters=(Lora("l"),),
+                    recipe=Recipe(),
+                    role=Role.PREFILL,
+                    transfer=Transfer(bootstrap="http://a:2"),
+                ),
+                0,
+                True,
+                -1e9,
+            ),
             Known(Replica(ReplicaId("b:1"), "http://b:1"), None, False, 5.0),
         ],
         {0: Recipe("xxhash", root=b"12345678" * 2)},
@@ -128,7 +144,7 @@ def test_there_is_a_sample_of_every_message() -> None:
         (Loads([1, 0]), "00000005" "9224" "92" "0100"),
         (
             Routed(3, A, 32, 16, True, True, 10, 20, 30, "p"),
-            "00000010" "9b20" "03" "a3613a31" "20" "10" "c3" "c3" "0a" "14" "1e" "a170",
+            "00000011" "9c20" "03" "a3613a31" "20" "10" "c3" "c3" "0a" "14" "1e" "a170" "c2",
         ),
     ],
     ids=lambda value: type(value).__name__,
