@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from balancer import shadow_metrics, store_metrics
 from balancer.admission import Urgency
 from balancer.audit import ERROR_BOUNDS
+from balancer.disaggregation.metrics import WitnessCollector
 from balancer.fleet import Status
 from balancer.index_metrics import IndexCollector
 from balancer.observer import Observer
@@ -59,6 +60,7 @@ class Metrics:
         service.waiting.on_end = lambda end: self._waited.labels(end.urgency, end.outcome).observe(end.seconds)
         self._registry.register(_RouterCollector(service))
         self._registry.register(RequestCollector(observer, self.counts))
+        self._registry.register(WitnessCollector(service.witness))
 
     def page(self) -> bytes:
         """The text of ``GET /metrics``. Nothing is told of replicas that are gone: they may be thousands in the end."""

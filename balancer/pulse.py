@@ -19,7 +19,7 @@ from indexer.index import ReplicaId
 
 _SERIES: Final = re.compile(
     rb"^(process_start_time_seconds|vllm:(?:gpu_)?prefix_cache_queries_total|vllm:engine_sleep_state"
-    rb"|vllm:(?:kv|gpu)_cache_usage_perc)(?:\{(.*)\})? (\S+)$",
+    rb"|vllm:(?:kv|gpu)_cache_usage_perc|vllm:external_prefix_cache_hits_total)(?:\{(.*)\})? (\S+)$",
     re.MULTILINE,
 )
 _RANK: Final = re.compile(rb'(?:^|,)engine="(\d{1,4})"')
@@ -32,7 +32,8 @@ class Pulse(msgspec.Struct, frozen=True):
     ``started`` is when the process began, in seconds since 1970; None where it is not said (several API servers). ``queries``
     counts tokens looked up in the cache since then, over all ranks, ``queries_of`` those of each. ``asleep`` has the ranks that
     compute nothing, ``emptied`` those of them that gave up their cache for it (sleep level 1 and 2). ``usage_of`` is, of each
-    rank, the share of its cache that running requests need, 0 to 1.
+    rank, the share of its cache that running requests need, 0 to 1, and ``fetched_of`` the prompt tokens that its connector has
+    brought since then.
     """
 
     started: float | None = None
@@ -41,6 +42,7 @@ class Pulse(msgspec.Struct, frozen=True):
     emptied: frozenset[int] = frozenset()
     queries_of: Mapping[int, float] = {}
     usage_of: Mapping[int, float] = {}
+    fetched_of: Mapping[int, float] = {}
 
 
 class Order(StrEnum):
@@ -56,6 +58,7 @@ def read_pulse(page: bytes) -> Pulse:
     queries: dict[int, float] = {}  # by rank
     states: dict[str, set[int]] = {}
     usage: dict[int, float] = {}
+    fetched: dict[int, float] = {}
     for name, labels, text in _SERIES.findall(page):
         value = _number(text)
         rank = _RANK.search(labels)
@@ -69,13 +72,15 @@ def read_pulse(page: bytes) -> Pulse:
                 states.setdefault(state[1].decode(), set()).add(int(rank[1]))
         elif name.endswith(b"usage_perc"):
             usage[int(rank[1]) if rank else 0] = min(1.0, value)
+        elif name.startswith(b"vllm:external"):
+            fetched[int(rank[1]) if rank else 0] = value
         else:
             of = int(rank[1]) if rank else 0
             queries[of] = queries.get(of, 0.0) + value
     emptied = states.get("weights_offloaded", set()) | states.get("discard_all", set())
     total = sum(queries.values()) if queries else None
     asleep = frozenset(states.get("awake", set()) | emptied)
-    return Pulse(started, total, asleep, frozenset(emptied), queries, usage)
+    return Pulse(started, total, asleep, frozenset(emptied), queries, usage, fetched)
 
 
 def _number(text: bytes) -> float | None:

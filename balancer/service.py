@@ -26,10 +26,12 @@ from balancer.care import Care
 from balancer.census import Census
 from balancer.connectors.running import StoreRunner, stores_of
 from balancer.core import Decision, Failure, Outcome, Prompt, RouteRequest, Truth
+from balancer.core import Decision, Failure, Outcome, Prompt, Replica, RouteRequest, Truth
 from balancer.decision_file import open_decision_file
 from balancer.decisions import NOBODY, DecisionLog, Origin
 from balancer.disaggregation.choosing import Threshold
-from balancer.disaggregation.roles import Part
+from balancer.disaggregation.roles import Part, Role
+from balancer.disaggregation.witness import Witness
 from balancer.discovery import base as discovery
 from balancer.discovery.follower import Follower
 from balancer.discovery.namesakes import Namesakes
@@ -132,6 +134,8 @@ class RouterService:
         self._publishers: dict[ReplicaId, Publisher] = {}
         self._pulses = Pulses()
         self.silence = Silence()
+        self.witness = Witness()
+        self._split: dict[int, Decision] = {}  # by lease: those whose prompt another replica computes
         self._news = News()
         self.census = Census()
         self.lives: Counter[str] = Counter()
@@ -277,6 +281,8 @@ class RouterService:
         self, decision: Decision, request: RouteRequest, origin: Origin, came_at: float | None = None
     ) -> Decision:
         now = time.time()
+        if decision.is_split:
+            self._split[decision.lease] = decision
         if decision.shadow is not None and decision.shadow.failure:
             self._news.shadow(decision.shadow)
         self.decisions.opened(decision, request.model, origin, now)
@@ -352,6 +358,9 @@ class RouterService:
     ) -> None:
         """The same, for whoever lives in this process."""
         self._give_back(lease, outcome, truth, failure)
+        if (split := self._split.pop(lease, None)) is not None and outcome is Outcome.OK and split.knows_tokens:
+            lacking = split.prompt_tokens - split.cached_tokens
+            self.witness.handed(split.replica.id, lacking, time.monotonic())
         self.care.stalls.ended(lease, is_good=outcome is Outcome.OK)
         silent = self.silence.ended(lease, is_good=outcome is Outcome.OK, truth=truth)
         if silent is not None:
@@ -580,7 +589,7 @@ class RouterService:
     def _forget(self, replica: ReplicaId) -> None:
         """The replica is gone."""
         self._publishers.pop(replica, None)
-        for told in (self._news, self._pulses, self.silence):
+        for told in (self._news, self._pulses, self.silence, self.witness):
             told.forget(replica)
         self.care.stalls.unheard(replica)
         self.feed.reader.remove(replica)
@@ -618,8 +627,22 @@ class RouterService:
             order = self._pulses.look(replica.id, replica.rank, pulse, clears[replica.id])
             self._obey(replica.id, order, "the engine was restarted")
             self.router.caches.felt(replica.id, pulse.queries_of.get(replica.rank, 0.0))
+            self._hear(replica, pulse)
             if (usage := pulse.usage_of.get(replica.rank)) is not None:
                 live.usage, live.usage_at = usage, time.monotonic()
+
+    def _hear(self, replica: Replica, pulse: Pulse) -> None:
+        """What its engine has fetched from others."""
+        fetched = pulse.fetched_of.get(replica.rank)
+        if fetched is None or replica.role is not Role.DECODE:
+            return
+        doubt = self.witness.told(replica.id, fetched, time.monotonic())
+        if doubt is not None:
+            log.warning(
+                "%s: of %d tokens that prefill replicas have computed for it, its engine has fetched %d (%d requests): do "
+                "both have the same connector, and is the one of the settings theirs ([disaggregation] name)?",
+                *(replica.id, doubt.expected, doubt.fetched, doubt.requests),
+            )
 
     def _obey(self, replica: ReplicaId, order: Order | None, reason: str) -> None:
         match order:

@@ -1,6 +1,6 @@
 """Metrics of split requests: their legs, and the proof that what one replica computed was fetched by the other.
 
-Knows what ``LegCounts`` has counted. Every label is of a fixed list.
+Knows what ``LegCounts`` has counted, and the accounts of the ``Witness``. Labels are of fixed lists, but for replicas.
 """
 
 from collections.abc import Iterable
@@ -10,6 +10,30 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 
 from balancer.disaggregation.counts import SECONDS, Alone, Ending, Leg, LegCounts, Miss
+from balancer.disaggregation.witness import Witness
+
+
+class WitnessCollector(Collector):
+    """Looks up what decode replicas were to fetch, and what their engines have."""
+
+    def __init__(self, witness: Witness) -> None:
+        self._witness = witness
+
+    def collect(self) -> Iterable[Metric]:
+        expected = CounterMetricFamily(
+            "kvlb_disaggregation_replica_expected_tokens",
+            "Prompt tokens that a decode replica was to fetch from prefill replicas.",
+            labels=["replica"],
+        )
+        fetched = CounterMetricFamily(
+            "kvlb_disaggregation_replica_fetched_tokens",
+            "Prompt tokens that its engine says a connector has brought (vllm:external_prefix_cache_hits_total).",
+            labels=["replica"],
+        )
+        for replica, account in self._witness.accounts.items():
+            expected.add_metric([replica], account.expected)
+            fetched.add_metric([replica], account.fetched)
+        return [expected, fetched]
 
 
 class LegCollector(Collector):

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from balancer.disaggregation import plan
 from balancer.errors import ConfigError
 
 
@@ -42,6 +43,7 @@ def check(settings: DisaggregationSettings) -> None:
     ):
         if not 0 < value < math.inf:
             raise ConfigError(f"disaggregation.{name}: {value} cannot be used; give a number above 0")
+    plan.make(settings.name, settings.settings)
     if settings.threshold_tokens < 0:
         raise ConfigError(
             f"disaggregation.threshold_tokens: {settings.threshold_tokens} cannot be used; give a number of tokens, 0 to "

@@ -5,8 +5,6 @@ engine has to be told is the connector's to say (``balancer.disaggregation``). E
 that nobody will fetch is given back, as far as the connector can.
 """
 
-import asyncio
-import logging
 import random
 from collections.abc import Coroutine
 from typing import Any, Final
@@ -16,33 +14,25 @@ import msgspec
 from balancer.core import Decision, Failure, Outcome, RouteRequest
 from balancer.disaggregation import bodies, plan
 from balancer.disaggregation.answers import AnswerFilter
-from balancer.disaggregation.counts import Alone, Ending, Leg
+from balancer.disaggregation.counts import Alone
 from balancer.disaggregation.plan import Answered, Pair, Side
-from balancer.disaggregation.proof import prove
 from balancer.disaggregation.roles import Part
 from balancer.errors import Contended, NoReplica, Saturated, UnknownModel
 from balancer.gateway import headers
+from balancer.gateway.at_once import NotPrefilled, Result, both
 from balancer.gateway.attempt import Asking, Attempt, DecodeLeg, Means, too_late
 from balancer.gateway.bootstrap import EngineIds
-from balancer.gateway.collecting import Collected
+from balancer.gateway.leg_ledger import LegLedger
 from balancer.gateway.placing import Again, attempted, place
-from balancer.gateway.prefill import PrefillLeg, Refused, ended
-from balancer.http.exchange import ExchangeFailed, Limits
-from balancer.http.fields import lines
-from balancer.http.messages import Outgoing
+from balancer.gateway.prefill import PrefillLeg, Refused
+from balancer.gateway.releasing import Releases
 from balancer.http.reply import Reply
 from balancer.openai import Inbound
 from balancer.stages import Stage
 from balancer.strip import members
 
-log = logging.getLogger(__name__)
-
 PREFILL_SESSION: Final = 1 << 40
 """Tells the conversations of prefill replicas from those of decode replicas: each has a replica of each kind."""
-
-_RELEASING: Final = Limits(connect=1.0, first_byte=3.0, idle=3.0, total=3.0)
-_LAST_WORDS: Final = 5.0
-"""Seconds that a prefill leg has to end, once the answer that its prompt was for is complete."""
 
 
 class Computed(msgspec.Struct, frozen=True):
@@ -86,8 +76,8 @@ class Legs:
         self._settings = means.service.settings.disaggregation
         self._connector = plan.make(self._settings.name, self._settings.settings)
         self._engines = EngineIds(means.client)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._told: set[tuple[str, ...]] = set()
+        self._releases = Releases(means, self._connector)
+        self._ledger = LegLedger(means.counts.legs, tells_loaded=self._connector.tells_loaded)
 
     def part(self, path: str, inbound: Inbound, prompts: int) -> Part:
         """Whether a request may be split, as far as that can be told before it is routed."""
@@ -137,7 +127,7 @@ class Legs:
                 running = await self._begin(asking, wanted, decision, number, reply, state.fields)
             else:
                 computed = await self._compute(asking, wanted, decision, state)
-                made = self._decode_leg(asking, state, computed)
+                made = self._decode_leg(asking, decision, state, computed)
                 attempt = Attempt(self._means, asking, wanted, decision, number, reply, made)
                 attempt.prefilled(computed.answered.cached_tokens)
         except BaseException:
@@ -215,22 +205,22 @@ class Legs:
         gone = frozenset({replica.id})
         return gone | self._means.service.behind(replica.endpoint) if failure.fault.is_of_endpoint else gone
 
-    def _decode_leg(self, asking: Asking, state: Computing, computed: Computed) -> DecodeLeg:
+    def _decode_leg(self, asking: Asking, decision: Decision, state: Computing, computed: Computed) -> DecodeLeg:
         """What the second leg carries, if what has been computed can still be fetched."""
         now = self._means.loop.time()
         leg = self._connector.decode(computed.pair, computed.answered)
         if leg is None:
-            self._warn("without what it takes to fetch the blocks: is its connector the one of the settings?", computed)
+            told = "has answered a prefill without what it takes to fetch the blocks: is its connector the one of the settings?"
+            self._ledger.warn(computed.decision, told)
             state.computed = None
             raise _Alone(Alone.NO_PARAMS)
         if self._passes_tokens(asking):
             leg = plan.with_tokens(leg, computed.answered)
-        if now >= asking.deadline:
-            raise too_late(asking.timeouts)
-        if now - computed.at > self._settings.dispatch_seconds:
-            self._means.counts.legs.stranded += 1
+        is_too_late = now >= asking.deadline
+        if is_too_late or now - computed.at > self._settings.dispatch_seconds:
             state.computed = None
-            raise _Alone(Alone.EXPIRED)
+            self._let_go(asking, computed, decision)
+            raise too_late(asking.timeouts) if is_too_late else _Alone(Alone.EXPIRED)
         return _made(asking, state.fields or {}, leg, computed.decision)
 
     async def _answer(
@@ -270,7 +260,7 @@ class Legs:
                 engine_id = None if bootstrap is None else await self._engines.of(bootstrap, chosen.replica.rank)
                 if engine_id is None:
                     told = "its engine's id is not known: is its transfer.bootstrap right?"
-                    self._warn_of(chosen, told)
+                    self._ledger.warn(chosen, told)
                     raise _Alone(Alone.NO_ENGINE)
             pair = Pair(_side(chosen, engine_id), _side(decision, None), random.getrandbits(128))
             leg, second = self._connector.prefill(pair), self._connector.decode(pair, None)
@@ -287,52 +277,26 @@ class Legs:
 
     async def _at_once(
         self,
-        first: Coroutine[Any, Any, Answered | Refused | Failure],
+        first: Coroutine[Any, Any, Result],
         attempt: Attempt,
         chosen: Decision,
         decision: Decision,
         leg: plan.Leg,
         reply: Reply,
     ) -> None:
-        prefill = asyncio.ensure_future(first)
-        decode = asyncio.ensure_future(attempted(attempt))
-        answered: Answered | None = None
         try:
-            await asyncio.wait({prefill, decode}, return_when=asyncio.FIRST_COMPLETED)
-            if prefill.done():
-                answered = await self._first_has_ended(prefill, decode, chosen, leg, reply)
-                if answered is not None:
-                    attempt.prefilled(answered.cached_tokens)
-            await decode
-            if not prefill.done():
-                await asyncio.wait({prefill}, timeout=_LAST_WORDS)
-        finally:
-            for task in (prefill, decode):
-                if not task.done():
-                    await ended(task)
-            if prefill.done() and not prefill.cancelled() and prefill.exception() is None:
-                result = prefill.result()
-                answered = result if isinstance(result, Answered) else answered
-            self._ended(attempt, decision, chosen, answered)
-
-    async def _first_has_ended(
-        self,
-        prefill: "asyncio.Task[Answered | Refused | Failure]",
-        decode: "asyncio.Task[None]",
-        chosen: Decision,
-        leg: plan.Leg,
-        reply: Reply,
-    ) -> Answered | None:
-        result = prefill.result()
-        if isinstance(result, Answered):
-            return result
-        if decode.done() or reply.has_begun:  # it has what it needs, or had it before
-            return None
-        await ended(decode)
-        self._engines.forget(chosen.replica.transfer.bootstrap)
-        if isinstance(result, Refused):
-            raise _RefusedPrompt(result, chosen, leg.request_id)
-        raise _Alone(Alone.FAILED)
+            await both(
+                first,
+                attempt,
+                reply,
+                self._releases.keep,
+                lambda answered: self._ended(attempt, decision, chosen, answered),
+            )
+        except NotPrefilled as failed:
+            self._engines.forget(chosen.replica.transfer.bootstrap)
+            if isinstance(failed.result, Refused):
+                raise _RefusedPrompt(failed.result, chosen, leg.request_id) from None
+            raise _Alone(Alone.FAILED) from None
 
     # Endings
 
@@ -355,97 +319,25 @@ class Legs:
         reply.start(head.status, head.reason, told, len(body))
         reply.write(body, is_last=True)
 
-    def _ended(self, attempt: Attempt, decision: Decision, prefill: Decision, answered: Answered | None) -> None:
-        """The decode leg has ended, however it did."""
-        counts, truth = self._means.counts.legs, attempt.truth
-        seconds = None
-        if attempt.first_output_at is not None and attempt.sent_at is not None:
-            seconds = attempt.first_output_at - attempt.sent_at
-        counts.ended(Leg.DECODE, _ending(attempt), seconds)
-        if attempt.has_lost_transfer:
-            self._engines.forget(prefill.replica.transfer.bootstrap)
-            counts.alone[Alone.TRANSFER] += 1
-            told = f"{decision.replica.id} could not fetch what it has computed, or has failed otherwise; see its log"
-            self._warn_of(prefill, told)
-        elif (
-            attempt.outcome is Outcome.OK
-            and self._connector.tells_loaded
-            and decision.knows_tokens
-            and truth is not None
-            and truth.cached_tokens is not None
-        ):
-            tokens = None if answered is None else answered.prompt_tokens
-            proof = prove(
-                prefill.replica,
-                decision.replica,
-                decision.prompt_tokens,
-                decision.cached_tokens,
-                truth.cached_tokens,
-                tokens,
-            )
-            counts.proved(proof.expected, proof.fetched, proof.miss)
-            if proof.miss is not None:
-                told = (
-                    f"{decision.replica.id} has fetched {proof.fetched} of {proof.expected} tokens ({proof.miss}), and "
-                    "computed the rest again"
-                )
-                self._warn_of(prefill, told, proof.miss)
+    def _ended(self, attempt: Attempt, decision: Decision, chosen: Decision, answered: Answered | None) -> None:
+        self._ledger.ended(attempt, decision, chosen, answered)
+        if attempt.has_lost_transfer:  # perhaps the engine was started again
+            self._engines.forget(chosen.replica.transfer.bootstrap)
 
-    def let_go(self, asking: Asking, state: Computing) -> None:
+    def _let_go(self, asking: Asking, computed: Computed, decision: Decision) -> None:
+        """The decode replica that was to fetch this will not."""
+        self._releases.let_go(asking, self._connector.decode(computed.pair, computed.answered), decision)
+
+    def let_go(self, state: Computing) -> None:
         """Nobody will fetch what has been computed for this request, if there is anything."""
         if state.computed is not None:
             self._means.counts.legs.stranded += 1
             state.computed = None
 
-    def _let_go(self, asking: Asking, computed: Computed, decision: Decision) -> None:
-        """Nobody will fetch this; the decode replica that was to do so can say so."""
-        leg = self._connector.decode(computed.pair, computed.answered)
-        if leg is None or leg.params is None:
-            return
-        if not self._connector.frees_rejected:
-            self._means.counts.legs.stranded += 1
-            return
-        task = asyncio.ensure_future(self._release(asking, computed, decision, leg))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _release(self, asking: Asking, computed: Computed, decision: Decision, leg: plan.Leg) -> None:
-        fields = [(name.encode(), value.encode()) for name, value in asking.visit.questions.items()]
-        if leg.request_id is not None:
-            fields.append((headers.REQUEST_ID, leg.request_id.encode()))
-        answer, counts = Collected(), self._means.counts.legs
-        request = Outgoing(b"POST", b"/v1/completions", lines(fields), bodies.releasing_body(leg))
-        try:
-            await self._means.client.exchange(decision.replica.endpoint, request, answer, _RELEASING)
-            counts.released += 1
-        except ExchangeFailed:
-            counts.stranded += 1
-
-    def _warn(self, told: str, computed: Computed) -> None:
-        self._warn_of(computed.decision, f"has answered a prefill {told}")
-
-    def _warn_of(self, decision: Decision, told: str, *kind: str) -> None:
-        """Once for each replica and reason."""
-        which = (decision.replica.id, *(kind or (told,)))
-        if which not in self._told and len(self._told) < 1_000:
-            self._told.add(which)
-            log.warning("%s: %s", decision.replica.id, told)
-
 
 def _made(asking: Asking, fields: dict[str, msgspec.Raw], leg: plan.Leg, prefill: Decision) -> DecodeLeg:
     body = bodies.decode_body(asking.asked.body, fields, leg)
     return DecodeLeg(body, prefill, leg.request_id, has_params=leg.params is not None)
-
-
-def _ending(attempt: Attempt) -> Ending:
-    if attempt.has_lost_transfer:
-        return Ending.TRANSFER
-    match attempt.outcome:
-        case Outcome.OK:
-            return Ending.OK
-        case Outcome.CANCELLED:
-            return Ending.CANCELLED
-    return Ending.REFUSED if attempt.truth is not None and 400 <= (attempt.truth.status or 0) < 500 else Ending.FAILED
 
 
 def _side(decision: Decision, engine_id: str | None) -> Side:

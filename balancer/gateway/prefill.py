@@ -3,7 +3,6 @@
 Knows what an answer says of the replica. Gives the client nothing. Whatever happens, the lease is released exactly once.
 """
 
-import asyncio
 from typing import Final
 
 import msgspec
@@ -134,9 +133,3 @@ class PrefillLeg:
 
 class _Left(Exception):
     """The replica stands still."""
-
-
-async def ended(task: "asyncio.Task[object]") -> None:
-    """End a task that nobody waits for any more, and wait until it has ended; what comes of it is nobody's concern."""
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

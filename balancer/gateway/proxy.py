@@ -116,4 +116,4 @@ class Proxy:
                 except Again as again:
                     wanted, told = again.wanted, again.told or told
         finally:
-            self._legs.let_go(asking, state)
+            self._legs.let_go(state)

@@ -73,6 +73,8 @@ class Transfers:
         self.kept: dict[str, Kept] = {}
         self.num_fetched_tokens = 0
         self.num_expired = 0
+        self.places: set[str] = set()
+        """What it has blocks for that are to come, although who has asked for them has gone (vLLM 0.32, Mooncake)."""
         self._store = store
         self._lease_seconds = lease_seconds
         self._block_size = block_size
@@ -173,6 +175,10 @@ class Transfers:
             key = _base(name)
         self.kept[key] = kept
         self._news.set()
+        for other in _ENGINES.values():
+            if key in other.places:  # nobody is there any more, but it can be sent
+                other.places.remove(key)
+                self._free(self.kept.pop(key))
         if self.connector in {"mooncake", "p2p_nccl"}:
             return None
         return {
@@ -228,6 +234,9 @@ class Transfers:
                     await self._news.wait()
             except TimeoutError:
                 raise _failed() from None
+            except asyncio.CancelledError:
+                taker.places.add(key)
+                raise
         return self.give(key, ask, taker)
 
     def expire(self) -> None:

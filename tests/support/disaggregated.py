@@ -47,7 +47,7 @@ class Pair:
         """Whether no lease is open, and no engine holds anything for anybody."""
         engines = [each for each in self.fleet.engines if each.is_running]
         return self.front.is_idle() and all(
-            not each.process.transfers.kept
+            not (each.process.transfers.kept or each.process.transfers.places)
             and all(rank.engine.is_idle and not rank.engine.kv_cache_usage for rank in each.process.ranks)
             for each in engines
         )
