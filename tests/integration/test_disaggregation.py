@@ -8,11 +8,12 @@ import pytest
 
 from balancer.gateway import bootstrap
 from balancer.http.client import EndpointPool
+from indexer.index import ReplicaId
 from simulations.fake.transfers import ConnectorName
 from simulations.latency import LatencyModel
 from tests.support.disaggregated import CONNECTORS, Pair, pair, text
 from tests.support.engines import Fleet, config, fleet
-from tests.support.gateways import close, post
+from tests.support.gateways import SPLIT, close, post
 from tests.support.waiting import eventually, run
 
 COMPLETIONS = "/v1/completions"
@@ -37,6 +38,26 @@ def whole_or_streamed(path: str, body: dict[str, Any], *, is_stream: bool) -> di
         return body
     options = {} if path in {"/v1/responses", "/v1/messages"} else {"stream_options": {"include_usage": True}}
     return {**body, "stream": True, **options}
+
+
+@pytest.mark.parametrize("connector", ["nixl", "mooncake"])
+def test_with_several_processes_both_legs_are_the_brains_choice(
+    connector: ConnectorName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SPLIT, "1")
+
+    async def check() -> None:
+        async with pair(connector) as two, fleet(config()) as one:
+            for _ in range(2):
+                headers, told = await two.fleet.post(COMPLETIONS, {"prompt": IDS, "max_tokens": 5})
+                assert text(told) == text((await one.post(COMPLETIONS, {"prompt": IDS, "max_tokens": 5}))[1])
+                await two.fleet.settle()
+            assert headers["x-kvlb-prefill"] == two.prefill.url[7:]
+            assert headers["x-kvlb-cached-tokens"] == "96"
+            assert two.decode.rank().engine.loaded_tokens == 99 + (99 - 96)
+            await eventually(two.is_at_rest)
+
+    run(check())
 
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "streamed"])
@@ -151,6 +172,35 @@ def test_a_prompt_that_the_decode_replica_mostly_holds_is_not_split_again() -> N
             assert "x-kvlb-prefill" in first
             assert "x-kvlb-prefill" not in second
             assert second["x-kvlb-cached-tokens"] == "96"
+
+    run(check())
+
+
+def test_engines_own_figures_say_whether_what_was_computed_is_fetched() -> None:
+    """NIXL's tell it nowhere else."""
+
+    async def check() -> None:
+        async with pair("nixl") as two:
+            replica = ReplicaId(two.decode.url[7:])
+            accounts = two.front.service.witness.accounts
+            await eventually(lambda: replica in accounts and accounts[replica].last is not None)
+            for at in range(5):
+                await two.fleet.post(COMPLETIONS, {"prompt": [at, *IDS], "max_tokens": 2})
+            await eventually(lambda: accounts[replica].fetched >= 5 * 96)
+            assert accounts[replica].expected == 5 * 101
+
+    run(check())
+
+
+def test_the_prompts_tokens_can_be_passed_on_with_it() -> None:
+    async def check() -> None:
+        async with pair("nixl", pass_tokens=True) as two, fleet(config()) as one:
+            body = {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 5}
+            _, told = await two.fleet.post("/v1/chat/completions", body)
+            _, expected = await one.post("/v1/chat/completions", body)
+            assert text(told) == text(expected)
+            assert b'"prompt_token_ids":null' in told
+            assert two.decode.rank().engine.loaded_tokens > 50
 
     run(check())
 
