@@ -47,6 +47,7 @@ class AccessLine(msgspec.Struct, frozen=True, omit_defaults=True):
     trace_id: str = ""
     model: str = ""
     replica: str = ""
+    prefill: str = ""
     attempts: int = 0
     outcome: str = ""
     error: str = ""
@@ -99,10 +100,17 @@ class Record(msgspec.Struct):
         """How the last attempt ended; None when there was none, or it has not."""
         return self.attempts[-1].outcome if self.attempts else None
 
+    @property
+    def prefill(self) -> Tried | None:
+        """Who computed the prompt of the last attempt, if that was another replica."""
+        is_split = len(self.attempts) > 1 and self.attempts[-1].decision.is_split
+        return self.attempts[-2] if is_split else None
+
     def line(self, time: str) -> AccessLine:
         """The same for the access log; ``time`` is ``at``, written down."""
         last = self.attempts[-1] if self.attempts else None
-        truth = self.truth
+        truth, prefill = self.truth, self.prefill
+        found = prefill or last  # whose cache the prompt was looked up in, as the client is told
         spent = self.stages.spent()
         return AccessLine(
             time=time,
@@ -116,13 +124,14 @@ class Record(msgspec.Struct):
             trace_id="" if self.span is None else f"{self.span.trace_id:032x}",
             model=self.model[:MAX_TEXT],
             replica="" if last is None else last.decision.replica.id,
+            prefill="" if prefill is None else prefill.decision.replica.id,
             attempts=len(self.attempts),
             outcome=self.outcome or "",
             error=self.error[:MAX_TEXT],
             prompt_tokens=truth.prompt_tokens
             or (last.decision.prompt_tokens if last and last.decision.knows_tokens else 0),
-            predicted_cached_tokens=0 if last is None else last.decision.cached_tokens,
-            cached_tokens=truth.cached_tokens or 0,
+            predicted_cached_tokens=0 if found is None else found.decision.cached_tokens,
+            cached_tokens=(truth if prefill is None else prefill.truth or Truth()).cached_tokens or 0,
             completion_tokens=truth.completion_tokens or 0,
             finish_reason=(truth.finish_reason or "")[:MAX_TEXT],
             stages={stage: round(spent[stage] / 1e6, 3) for stage in Stage if stage in spent},

@@ -413,8 +413,8 @@ class RouterService:
 
     @property
     def is_ready(self) -> bool:
-        """Whether any replica can take a request."""
-        return any(live.is_available() for live in self.router.fleet)
+        """Whether any replica can answer a request."""
+        return any(live.is_available() and live.replica.role is not Role.PREFILL for live in self.router.fleet)
 
     @property
     def watchers(self) -> dict[str, Watcher]:

@@ -148,6 +148,7 @@ class _Control:
                 "status": router.status(live),
                 "signs": self._service.signs(live),
                 "models": live.replica.models,
+                "role": live.replica.role,
                 "recipe": router.caches.recognitions[live.replica.id].recipe,
                 "in_flight": live.in_flight,
                 "queued_tokens": live.queued_tokens,

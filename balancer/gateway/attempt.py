@@ -201,6 +201,8 @@ class Attempt(Relay):
     def _outgoing(self) -> Outgoing:
         request, origin, visit = self._asking.request, self._asking.origin, self._asking.visit
         kept_back = visit.kept_back | self._asking.record.replaced_headers
+        if self._leg is not None:  # its answer is looked into
+            kept_back |= {b"accept-encoding"}
         target = f"{origin.path}?{request.query}" if request.query else origin.path
         leg = self._leg
         lines = headers.to_replica(

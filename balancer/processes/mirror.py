@@ -101,8 +101,8 @@ class Mirror:
             live.rests_until = max(live.rests_until, now + SPARED_SECONDS)
 
     def is_ready(self) -> bool:
-        """Whether any replica can take a request."""
-        return any(live.is_available() for live in self.fleet)
+        """Whether any replica can answer a request."""
+        return any(live.is_available() and live.replica.role is not Role.PREFILL for live in self.fleet)
 
     def can_route(self, request: RouteRequest, now: float) -> bool:
         """Whether anybody could take the request now."""

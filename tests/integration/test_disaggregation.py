@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from simulations.fake.transfers import ConnectorName
 from simulations.latency import LatencyModel
 from tests.support.disaggregated import CONNECTORS, Pair, pair, text
 from tests.support.engines import Fleet, config, fleet
-from tests.support.gateways import SPLIT, close, post
+from tests.support.gateways import SPLIT, close, get, post
 from tests.support.waiting import eventually, run
 
 COMPLETIONS = "/v1/completions"
@@ -217,6 +218,37 @@ def test_a_shared_store_serves_several_prompts_and_samples_of_one_request() -> N
                 assert said == [choice["text"] for choice in expected["choices"]]
                 assert len(said) == 2
                 assert two.prefill.rank().figures().generation_tokens <= 3
+
+    run(check())
+
+
+def test_the_access_log_names_both(tmp_path: Path) -> None:
+    async def check() -> None:
+        log = tmp_path / "access"
+        async with pair("nixl", log={"access": str(log)}) as two:
+            for _ in range(2):
+                await two.fleet.post(COMPLETIONS, {"prompt": IDS, "max_tokens": 2})
+                await two.fleet.settle()
+            await eventually(lambda: log.exists() and log.read_text().count("\n") == 2)
+            lines = [json.loads(line) for line in log.read_text().splitlines()]
+            assert [line["prefill"] for line in lines] == [two.prefill.url[7:]] * 2
+            assert [line["replica"] for line in lines] == [two.decode.url[7:]] * 2
+            second = lines[1]
+            assert (second["cached_tokens"], second["predicted_cached_tokens"]) == (96, 96)
+            assert second["stages"]["prefill"] >= 0
+            status = json.loads((await two.front.exchange(get("/kvlb/status"))).partition(b"\r\n\r\n")[2])
+            assert [each["role"] for each in status["replicas"]] == ["prefill", "decode"]
+
+    run(check())
+
+
+def test_a_gateway_is_not_ready_while_nobody_can_answer() -> None:
+    async def check() -> None:
+        async with pair("nixl") as two:
+            assert (await two.front.exchange(get("/ready"))).startswith(b"HTTP/1.1 200 ")
+            await two.decode.kill()
+            await two.fleet.wait_usable(1)
+            assert (await two.front.exchange(get("/ready"))).startswith(b"HTTP/1.1 503 ")
 
     run(check())
 

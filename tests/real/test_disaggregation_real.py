@@ -98,9 +98,7 @@ class Two:
         ]
         section = {"name": self.setup.name, "threshold_tokens": 0, **settings}
         async with (
-            gateway(
-                replicas, disaggregation=section, health={"interval_seconds": 0.5, "timeout_seconds": 10.0}
-            ) as made,
+            gateway(replicas, wait=False, disaggregation=section, health={"timeout_seconds": 10.0}) as made,
             aiohttp.ClientSession() as client,
         ):
             engines = [each.url[7:] for each in (self.prefill, self.decode) if each.process.poll() is None]

@@ -7,8 +7,9 @@ import pytest
 
 from balancer.commands import serve
 from balancer.disaggregation.roles import Role
+from balancer.discovery.file import read
 from balancer.errors import ConfigError
-from balancer.settings import Settings
+from balancer.settings import Settings, convert
 
 
 def settings(line: str) -> Settings:
@@ -84,8 +85,6 @@ def test_what_does_not_fit_is_told(line: str, told: str) -> None:
 
 
 def test_settings_that_cannot_be_used_are_named() -> None:
-    from balancer.settings import convert
-
     for name, value in (("threshold_tokens", -1), ("prefill_attempts", 0), ("dispatch_seconds", 0.0)):
         with pytest.raises(ConfigError, match=rf"disaggregation\.{name}: "):
             convert({"disaggregation": {name: value}})
@@ -93,3 +92,11 @@ def test_settings_that_cannot_be_used_are_named() -> None:
         convert({"replicas": [{"url": "http://a:1", "role": "prefil"}]})
     with pytest.raises(ConfigError, match=r"replicas\[0\]\.transfer\.bootstrap: 'a' is not an endpoint"):
         convert({"replicas": [{"url": "http://a:1", "transfer": {"bootstrap": "a"}}]})
+
+
+def test_files_of_discovery_say_who_does_what() -> None:
+    found = read(b'{"replicas": [{"url": "http://p:1", "role": "prefill"}, "http://b:1"]}', is_json=True)
+    assert [each.role for each in found] == [Role.PREFILL, Role.BOTH]
+    toml = b'[[replicas]]\nurl = "http://d:1"\nrole = "decode"\ntransfer = {address = "10.0.0.1:7"}\n'
+    (only,) = read(toml, is_json=False)
+    assert (only.role, only.transfer.address) == (Role.DECODE, "10.0.0.1:7")
