@@ -345,7 +345,7 @@ class RouterService:
 
     def follow(self, decision: Decision, answer: Answer) -> None:
         """Look at this answer now and then while it is under way."""
-        self.care.stalls.sent(decision.lease, decision.replica.id, answer)
+        self.care.stalls.sent(decision.lease, decision.replica.id, answer, waits=decision.is_split)
 
     async def release(
         self, lease: int, outcome: Outcome, truth: Truth | None = None, failure: Failure | None = None

@@ -33,11 +33,12 @@ class Answer(Protocol):
 class _UnderWay:
     """One request at one replica; ``seen`` are the bytes at the last look."""
 
-    __slots__ = ("answer", "replica", "seen")
+    __slots__ = ("answer", "replica", "seen", "waits")
 
-    def __init__(self, replica: ReplicaId, answer: Answer) -> None:
+    def __init__(self, replica: ReplicaId, answer: Answer, *, waits: bool) -> None:
         self.replica = replica
         self.answer = answer
+        self.waits = waits
         self.seen = 0
 
 
@@ -60,9 +61,12 @@ class Stalls:
         self._heard: set[ReplicaId] = set()
         self._telling: dict[ReplicaId, int] = {}  # and the tokens of its largest block
 
-    def sent(self, lease: int, replica: ReplicaId, answer: Answer) -> None:
-        """A request has been sent there."""
-        self._open[lease] = _UnderWay(replica, answer)
+    def sent(self, lease: int, replica: ReplicaId, answer: Answer, *, waits: bool = False) -> None:
+        """A request has been sent there; with ``waits``, its silence until the first byte is another replica's.
+
+        Such a one waits for a prompt that is computed elsewhere, and has nothing to tell meanwhile.
+        """
+        self._open[lease] = _UnderWay(replica, answer, waits=waits)
 
     def ended(self, lease: int, *, is_good: bool) -> None:
         """It has ended; a good end is a sign of life, and a client that leaves is none."""
@@ -87,6 +91,8 @@ class Stalls:
         owing: dict[ReplicaId, float] = {}  # and for how long it may be silent
         for each in self._open.values():
             arrived = each.answer.arrived
+            if each.waits and not arrived:
+                continue
             working.add(each.replica)
             if arrived > each.seen:
                 each.seen = arrived

@@ -1,8 +1,9 @@
 """One request at one replica: from its lease to its release, and the answer that passes in between.
 
 Knows which answers are streams, when a prompt has been computed, and what the end of an exchange says of the replica. Changes
-no byte of a body; only where a stream breaks off is something added, so that nobody takes it for whole. Whatever happens, the
-lease is released exactly once. An answer that is a failure is given to the client only where no other replica may be tried.
+no byte of a body, but for what tells of another replica that has computed its prompt; where a stream breaks off, something is
+added, so that nobody takes it for whole. Whatever happens, the lease is released exactly once. An answer that is a failure is
+given to the client only where no other replica may be tried.
 """
 
 import asyncio
@@ -11,84 +12,23 @@ from typing import Final
 
 import msgspec
 
-from balancer.admission import Claim
-from balancer.brain import Brain
 from balancer.core import Decision, Failure, Fault, Outcome, RouteRequest, Truth
-from balancer.decisions import Origin
 from balancer.dialects import error_event
 from balancer.disaggregation.answers import AnswerFilter
 from balancer.disaggregation.roles import Part
-from balancer.errors import NoReplica, RequestError, UpstreamFailed, UpstreamTimeout
+from balancer.errors import RequestError, UpstreamFailed, UpstreamTimeout
 from balancer.gateway import headers
-from balancer.gateway.access import Visit
-from balancer.gateway.reading import Asked
-from balancer.http.client import HttpClient
-from balancer.http.exchange import ExchangeFailed, Limits, NotConnected, NotConnectedInTime, TimedOut
-from balancer.http.messages import Head, Outgoing, Request
+from balancer.gateway.asking import Asking, DecodeLeg, Failed, Means, ending, fault_of, retry_after, too_late
+from balancer.http.exchange import ExchangeFailed, Limits, NotConnectedInTime, TimedOut
+from balancer.http.messages import Head, Outgoing
 from balancer.http.relay import Relay
 from balancer.http.reply import Reply, Source
-from balancer.limits import Permit
-from balancer.observer import Observer
 from balancer.opening import Opening, of_body, of_stream
-from balancer.records import Record
-from balancer.request_counts import RequestCounts
 from balancer.retries import Verdict
 from balancer.sse import BodyWatch, StreamWatch
 from balancer.stages import Stage
-from balancer.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
-
-MAX_DIGITS: Final = 9
-"""Of a ``Retry-After`` that is believed; a date is not."""
-
-
-class Means(msgspec.Struct, frozen=True):
-    """What every attempt works with; ``expose`` says whether clients are told of decisions."""
-
-    service: Brain
-    counts: RequestCounts
-    client: HttpClient
-    observer: Observer
-    loop: asyncio.AbstractEventLoop
-    expose: bool
-
-
-class Asking(msgspec.Struct, frozen=True):
-    """One request, its sender, what is made of it, and what it may have; times are the loop's."""
-
-    request: Request
-    visit: Visit
-    asked: Asked
-    origin: Origin
-    claim: Claim
-    permit: Permit
-    timeouts: Timeouts
-    started: float
-    deadline: float
-    record: Record
-
-
-class Failed(Exception):
-    """An attempt has failed, and the client has had nothing; ``told`` is what to tell it if this was the last one."""
-
-    def __init__(self, failure: Failure, told: RequestError, *, may_retry: bool) -> None:
-        super().__init__(told.message)
-        self.failure = failure
-        self.told = told
-        self.may_retry = may_retry
-
-
-class DecodeLeg(msgspec.Struct, frozen=True):
-    """What an attempt has of its own that answers with a prompt that another replica computes (``balancer.gateway.legs``).
-
-    ``request_id`` goes to the replica instead of the client's, ``prefill`` is the decision for the prompt.
-    """
-
-    body: bytes
-    prefill: Decision
-    request_id: str | None = None
-    has_params: bool = False
 
 
 class _GivenUp(Exception):
@@ -406,32 +346,3 @@ class Attempt(Relay):
             told = error if self._means.expose else error.without_names()
             self.reply.write(b"\n\n" + error_event(self._asking.origin.path, told))
         self.reply.break_off()
-
-
-def too_late(timeouts: Timeouts) -> UpstreamTimeout:
-    """What a client is told whose request has had all the time that it may have."""
-    return UpstreamTimeout(
-        f"the request has not been answered within {timeouts.total:g} s, which is all the time it has"
-    )
-
-
-def ending() -> NoReplica:
-    """What a client is told whose request is given up because kvlb ends."""
-    return NoReplica(
-        "kvlb is shutting down, and the answer has not come to its end; send the request again", retry_after=1
-    )
-
-
-def retry_after(head: Head) -> float | None:
-    """When the replica may be asked again, in seconds: only 503 says that of the replica, and not of the client."""
-    told = head.named.get(b"retry-after") if head.status == 503 else None
-    return float(told) if told is not None and told.isdigit() and len(told) <= MAX_DIGITS else None
-
-
-def fault_of(error: ExchangeFailed, *, has_begun: bool) -> Fault:
-    """What the replica did; ``has_begun`` when the client has had a byte of its answer."""
-    if isinstance(error, NotConnected):
-        return Fault.CONNECT
-    if isinstance(error, TimedOut):
-        return Fault.STALLED if has_begun else Fault.NO_ANSWER
-    return Fault.BROKE_OFF if has_begun else Fault.RESET

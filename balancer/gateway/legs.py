@@ -19,8 +19,9 @@ from balancer.disaggregation.plan import Answered, Pair, Side
 from balancer.disaggregation.roles import Part
 from balancer.errors import Contended, NoReplica, Saturated, UnknownModel
 from balancer.gateway import headers
+from balancer.gateway.asking import Asking, DecodeLeg, Means, too_late
 from balancer.gateway.at_once import NotPrefilled, Result, both
-from balancer.gateway.attempt import Asking, Attempt, DecodeLeg, Means, too_late
+from balancer.gateway.attempt import Attempt
 from balancer.gateway.bootstrap import EngineIds
 from balancer.gateway.leg_ledger import LegLedger
 from balancer.gateway.placing import Again, attempted, place

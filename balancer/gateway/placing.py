@@ -9,7 +9,8 @@ from typing import Final
 from balancer.brain import Brain
 from balancer.core import Decision, RouteRequest
 from balancer.errors import RequestError
-from balancer.gateway.attempt import Asking, Attempt, Failed, too_late
+from balancer.gateway.asking import Asking, Failed, too_late
+from balancer.gateway.attempt import Attempt
 
 GRACE_SECONDS: Final = 0.1
 """Whoever keeps a request waiting knows how long it may, and tells better why nothing came of it."""

@@ -11,7 +11,7 @@ from balancer.core import Decision, Failure, Fault, Outcome, RouteRequest, Truth
 from balancer.disaggregation import bodies, counts
 from balancer.disaggregation.plan import Answered, Leg
 from balancer.gateway import headers
-from balancer.gateway.attempt import Asking, Means, fault_of, retry_after, too_late
+from balancer.gateway.asking import Asking, Means, fault_of, retry_after, too_late
 from balancer.gateway.collecting import Collected
 from balancer.http.exchange import ExchangeFailed, Limits, NotConnected
 from balancer.http.messages import Head, Outgoing

@@ -14,7 +14,8 @@ from balancer.decisions import Origin
 from balancer.errors import Contended, NoReplica, RequestError, Saturated
 from balancer.gateway import headers
 from balancer.gateway.access import STRANGER, Access
-from balancer.gateway.attempt import Asking, Attempt, Means, ending
+from balancer.gateway.asking import Asking, Means, ending
+from balancer.gateway.attempt import Attempt
 from balancer.gateway.body import unpacked
 from balancer.gateway.legs import Computing, Legs
 from balancer.gateway.placing import Again, attempted, place

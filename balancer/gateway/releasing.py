@@ -12,7 +12,7 @@ from balancer.core import Decision
 from balancer.disaggregation import bodies
 from balancer.disaggregation.plan import Connector, Leg
 from balancer.gateway import headers
-from balancer.gateway.attempt import Asking, Means
+from balancer.gateway.asking import Asking, Means
 from balancer.gateway.collecting import Collected
 from balancer.http.exchange import ExchangeFailed, Limits
 from balancer.http.fields import lines

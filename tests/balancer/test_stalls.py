@@ -158,3 +158,16 @@ def test_nobody_is_believed_a_block_without_end() -> None:
     owner.told(A, 10**9)
     owner.look(0.0)
     assert owner.look(1000.0)[0].keys() == {A}
+
+
+def test_who_waits_for_a_prompt_that_another_one_computes_has_nothing_to_tell() -> None:
+    stream = Stream()
+    owner = Stalls(30.0)
+    owner.told(A)
+    owner.sent(1, A, stream, waits=True)
+    assert [owner.look(second)[0] for second in (0.0, 500.0)] == [{}, {}]
+    assert owner.silent([A], 10.0, 500.0) == set()
+    stream.arrived = 1
+    assert owner.look(501.0) == ({}, {A})
+    assert owner.look(540.0)[0] == {A: 39.0}, "once it has begun it goes on"
+    assert owner.waiting_at([A]) == [stream]

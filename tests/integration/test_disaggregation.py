@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -445,6 +446,35 @@ def test_what_is_computed_for_a_client_that_has_left_is_given_back(monkeypatch: 
             assert await two.counted("stranded_prefills") == {}
 
     run(check())
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+def test_two_and_two_under_load_lose_nothing_when_one_of_each_kind_dies(connector: ConnectorName) -> None:
+    async def check() -> None:
+        async with pair(connector, prefills=2, decodes=2, engine=config(lease_seconds=1.0)) as four:
+            failed: list[int] = []
+
+            async def user(number: int) -> None:
+                chance = random.Random(number)
+                for turn in range(12):
+                    ids = [*range(300 + number, 380 + number), *chance.choices(range(300, 900), k=20)]
+                    status, body = await ask(four, prompt=ids, stream=bool(turn % 2))
+                    if status != 200:
+                        failed.append(status)
+                    else:
+                        assert text(body)
+
+            users = [asyncio.ensure_future(user(number)) for number in range(8)]
+            await asyncio.sleep(0.1)
+            await four.prefills[1].kill()
+            await asyncio.sleep(0.1)
+            await four.decodes[1].kill()
+            await asyncio.gather(*users)
+            assert not failed
+            await eventually(lambda: four.prefill.process.figures() and four.is_at_rest())
+            assert (await four.counted("legs"))["decode ok"] > 50
+
+    run(check(), 90)
 
 
 def test_what_may_have_expired_is_never_fetched() -> None:

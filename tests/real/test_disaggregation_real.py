@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import json
+import os
 import random
 import re
+import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -58,10 +60,18 @@ class Two:
         self.setup = setup
         self.python = vllm_python() if setup.is_stock else transfer_python()
         self.bootstrap = free_port()
-        self.prefill, self.decode = (self._start(folder, role) for role in ("producer", "consumer"))
+        self._folder = folder
+        self._ports = {role: (free_port(), free_port(), free_port()) for role in ("producer", "consumer")}
+        self.prefill, self.decode = (self._start(role) for role in self._ports)
 
-    def _start(self, folder: Path, role: str) -> RealEngine:
-        setup = self.setup
+    def restart_prefill(self) -> None:
+        """Another engine in its place, ready."""
+        self.prefill = self._start("producer")
+        self.prefill.wait_ready(START_SECONDS)
+
+    def _start(self, role: str) -> RealEngine:
+        setup, folder = self.setup, self._folder
+        port, event_port, side_channel = self._ports[role]
         config: dict[str, Any] = {"kv_connector": setup.connector, "kv_role": f"kv_{role}", **setup.extra}
         extra: dict[str, Any] = {}
         if setup.name == "shared":
@@ -76,13 +86,14 @@ class Two:
             "UCX_TLS": "tcp,self",
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel),
             "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(self.bootstrap),
+            "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "20",  # else an engine waits eight minutes for one that has died
         }
         transfer = msgspec.json.encode({**config, "kv_connector_extra_config": extra}).decode()
         return start_engine(
-            free_port(),
-            free_port(),
+            port,
+            event_port,
             *("--kv-transfer-config", transfer),
             env=env,
             max_model_len=2048,
@@ -91,14 +102,22 @@ class Two:
         )
 
     @asynccontextmanager
-    async def front(self, **settings: Any) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession]]:
+    async def front(
+        self, first_byte: float = 240.0, **settings: Any
+    ) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession]]:
         replicas: list[dict[str, Any]] = [
             {"url": self.prefill.url, "role": "prefill", "transfer": self._transfer()},
             {"url": self.decode.url, "role": "decode"},
         ]
         section = {"name": self.setup.name, "threshold_tokens": 0, **settings}
         async with (
-            gateway(replicas, wait=False, disaggregation=section, health={"timeout_seconds": 10.0}) as made,
+            gateway(
+                replicas,
+                wait=False,
+                disaggregation=section,
+                health={"timeout_seconds": 20.0},
+                timeouts={"first_byte_seconds": first_byte},
+            ) as made,
             aiohttp.ClientSession() as client,
         ):
             engines = [each.url[7:] for each in (self.prefill, self.decode) if each.process.poll() is None]
@@ -278,6 +297,37 @@ def test_clients_that_leave_at_any_time_leave_nothing_in_either_engine(two: Two)
     run(check(), 600)
 
 
+@contextlib.contextmanager
+def frozen(engine: RealEngine) -> Iterator[None]:
+    """It stands still, all its processes."""
+    os.killpg(engine.process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.killpg(engine.process.pid, signal.SIGCONT)
+
+
+def test_an_engine_that_stands_still_costs_an_answer_at_most(two: Two) -> None:
+    async def check() -> None:
+        async with two.front(first_byte=6.0, prefill_seconds=4.0) as (front, client):
+            ids = prompt(250)
+            with frozen(two.prefill):
+                _, answer = await ask(front, client, body(ids))
+            assert said(answer)[0] == said(await asyncio.to_thread(two.prefill.post, COMPLETIONS, body(ids)))[0]
+            with frozen(two.decode):
+                async with client.post(front.url + COMPLETIONS, json=body(prompt(251))) as response:
+                    told = await response.json()
+                    assert response.status in {502, 504}, told
+            await eventually(front.is_idle, 30)
+            await settled(two)
+            before = fetched(two.decode)
+            await ask(front, client, body(prompt(252)))
+            assert fetched(two.decode) - before == two.setup.fetched(PROMPT_TOKENS), "all is as it was"
+        await settled(two)
+
+    run(check(), 600)
+
+
 def test_a_prefill_engine_that_dies_between_the_legs_costs_no_answer(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last tests of this pair: one engine less after each."""
     decode_leg = Legs._decode_leg
@@ -300,8 +350,16 @@ def test_a_prefill_engine_that_dies_between_the_legs_costs_no_answer(two: Two, m
             _, answer = await ask(front, client, body(prompt(201)))
             assert len(said(answer)[0]) == 8
             await eventually(front.is_idle, 30)
+            monkeypatch.setattr(Legs, "_decode_leg", decode_leg)
+            await asyncio.to_thread(two.restart_prefill)
+            await eventually(lambda: front.service.router.fleet.get(ReplicaId(two.prefill.url[7:])), 30)
+            await eventually(lambda: not any(w.problem for w in front.service.watchers.values()), 30)
+            before = fetched(two.decode)
+            headers, _ = await ask(front, client, body(prompt(202)))
+            assert headers["x-kvlb-prefill"] == two.prefill.url[7:]
+            assert fetched(two.decode) - before == two.setup.fetched(PROMPT_TOKENS)
 
-    run(check(), 600)
+    run(check(), 900)
 
 
 def test_without_a_decode_engine_there_is_a_clear_error(two: Two) -> None:
