@@ -3,6 +3,10 @@
 import asyncio
 import json
 import random
+import re
+import time
+import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +15,15 @@ import pytest
 from balancer.gateway import bootstrap
 from balancer.http.client import EndpointPool
 from indexer.index import ReplicaId
+from simulations.demo import free_ports
 from simulations.fake.transfers import ConnectorName
+from simulations.fake_engine import running
 from simulations.latency import LatencyModel
 from tests.support.disaggregated import CONNECTORS, Pair, pair, text
 from tests.support.engines import Fleet, config, fleet
 from tests.support.gateways import SPLIT, close, get, post
+from tests.support.processes import ask as ask_process
+from tests.support.processes import started, wait_for
 from tests.support.waiting import eventually, run
 
 COMPLETIONS = "/v1/completions"
@@ -60,6 +68,42 @@ def test_with_several_processes_both_legs_are_the_brains_choice(
             await eventually(two.is_at_rest)
 
     run(check())
+
+
+def test_the_command_line_of_another_router_serves_with_processes_of_its_own() -> None:
+    async def check() -> None:
+        engine = config(connector="nixl")
+        async with running(engine) as first, running(engine) as second, fleet(config()) as one:
+            (port,) = free_ports(1)
+            words = ["serve", "--port", str(port), "--processes", "2", "--expose-decisions", "--vllm-pd-disaggregation"]
+            words += ["--prefill", first.url, "--decode", second.url, "--kv-connector", "nixl"]
+            with started(*words) as process:
+                url = f"http://127.0.0.1:{port}"
+                await asyncio.to_thread(wait_for, f"{url}/ready", process)
+                ids = IDS * 4  # the threshold is that of the settings
+                body = {"model": "m", "prompt": ids, "max_tokens": 5}
+                await eventually_in_thread(lambda: "x-kvlb-prefill" in ask_process(url + COMPLETIONS, body)[1])
+                told, headers = await asyncio.to_thread(ask_process, url + COMPLETIONS, {**body, "prompt": [7, *ids]})
+                assert headers["x-kvlb-prefill"] == first.url[7:]
+                expected = json.loads((await one.post(COMPLETIONS, {"prompt": [7, *ids], "max_tokens": 5}))[1])
+                assert told["choices"][0]["text"] == expected["choices"][0]["text"]
+
+                def counted() -> bool:
+                    with urllib.request.urlopen(url + "/metrics", timeout=10) as page:
+                        name = b'kvlb_disaggregation_legs_total{leg="decode",outcome="ok"} '
+                        return bool(re.search(name + rb"[1-9]", page.read()))
+
+                await eventually_in_thread(counted)
+
+    run(check(), 90)
+
+
+async def eventually_in_thread(condition: Callable[[], bool], seconds: float = 30) -> None:
+    """As ``eventually``, of a condition that asks another process."""
+    until = time.monotonic() + seconds
+    while not await asyncio.to_thread(condition):
+        assert time.monotonic() < until, f"still false after {seconds:g} s"
+        await asyncio.sleep(0.1)
 
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "streamed"])
