@@ -25,7 +25,6 @@ from balancer.caches import Renew, Resync
 from balancer.care import Care
 from balancer.census import Census
 from balancer.connectors.running import StoreRunner, stores_of
-from balancer.core import Decision, Failure, Outcome, Prompt, RouteRequest, Truth
 from balancer.core import Decision, Failure, Outcome, Prompt, Replica, RouteRequest, Truth
 from balancer.decision_file import open_decision_file
 from balancer.decisions import NOBODY, DecisionLog, Origin

@@ -20,11 +20,11 @@ from balancer import admission, conversations, ejection, limits, retries, securi
 from balancer.addresses import place
 from balancer.admission import AdmissionSettings
 from balancer.conversations import SessionSettings
-from balancer.economics import settings as economics
-from balancer.economics.settings import LinkSettings, ModelSettings
 from balancer.disaggregation import settings as disaggregation
 from balancer.disaggregation.roles import NO_TRANSFER, Role, Transfer
 from balancer.disaggregation.settings import DisaggregationSettings
+from balancer.economics import settings as economics
+from balancer.economics.settings import LinkSettings, ModelSettings
 from balancer.ejection import EjectionSettings
 from balancer.errors import ConfigError
 from balancer.limits import LimitSettings
