@@ -8,7 +8,7 @@ OffloadingConnector are looked through chunk by chunk.
 Prompts of models with several cache groups, and lists of prompts, are left out: what is not known is not promised.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from balancer.core import Load, Replica, RouteRequest
@@ -27,8 +27,6 @@ NOTHING: Final[tuple[Load, ...]] = ()
 
 MAX_ROUNDS: Final = 8
 """Through all sources: chunks of one prompt that lie by turns in two of them are rare."""
-
-_Depth = Callable[[Keys, int], int]
 
 
 class Loader:
@@ -52,7 +50,7 @@ class Loader:
         found: dict[ReplicaId, tuple[Load, ...]] = {}
         if len(request.prompt_lengths) != 1 or not request.reads_cache:
             return found
-        asked = _Asked(request, self._index)
+        asked = _Asked(request, self._index, [replica.id for replica in replicas])
         tiers = [tier for tier in tiers_in_order(self._index) if tier != Tier()]
         for replica in replicas:
             loads = self._of(asked, replica, cached.get(replica.id, 0), tiers)
@@ -79,8 +77,8 @@ class Loader:
             before = at
             for tier in own:
                 chunk = chunks.size(tier) if chunks is not None else 1
-                reached = _behind(self._depth_in(tier, replica.id), chain, at, asked.length, size, chunk)
-                at = _gain(gained, tier.label, at, reached)
+                found = _Behind(chain, at, asked.length, size, chunk)
+                at = _gain(gained, tier.label, at, found.reached(asked.in_tier(tier, replica.id, found)))
             for store, namespaces in stores:
                 adapter = replica.adapter(asked.request.model)
                 reached = max(_in_store(asked, store, each, chain, at, size, adapter) for each in namespaces)
@@ -89,34 +87,65 @@ class Loader:
                 break
         return tuple(Load(source, tokens) for source, tokens in gained.items())
 
-    def _depth_in(self, tier: Tier, replica: ReplicaId) -> _Depth:
-        table = self._index.tiers[tier]
-        bit = table.bit(replica)
-        return lambda chain, limit: table.depths(chain, limit, bit)[0][1]
+
+class _Behind:
+    """The chunks of a chain that a source must have so that more than the first ``at`` tokens are there.
+
+    Source: vLLM 0.32.0, ``OffloadingConnectorScheduler._lookup_complete_chunks``: lookup begins with the chunk that the GPU's
+    hit ends in, and less than a chunk is not loaded.
+    """
+
+    def __init__(self, chain: Keys, at: int, length: int, size: int, chunk: int) -> None:
+        self.chain = chain
+        self.chunk = chunk
+        self.first = at // (size * chunk)
+        """The first of them."""
+        whole = usable_blocks(length, size) // chunk
+        self.count = whole - self.first if whole * size * chunk - at >= size * chunk else 0
+        self._at = at
+        self._tokens = size * chunk
+
+    def keys(self) -> Keys:
+        """The names of these chunks."""
+        chunks = self.chain if self.chunk == 1 else Every(self.chain, self.chunk)
+        return Rest(chunks, self.first) if self.first else chunks
+
+    def reached(self, found: int) -> int:
+        """How many tokens are there, where the first so many of the chunks are."""
+        return (self.first + found) * self._tokens if found else self._at
 
 
 class _Asked:
-    """One request while it is looked for; the same store is asked once for all replicas that ask alike."""
+    """One request while it is looked for: what many replicas ask alike is looked up once."""
 
-    def __init__(self, request: RouteRequest, index: CacheIndex) -> None:
+    def __init__(self, request: RouteRequest, index: CacheIndex, replicas: Sequence[ReplicaId]) -> None:
         self.request = request
         self.length = request.prompt_lengths[0]
-        self._index = index.stores
-        self._whole: dict[tuple[Namespace, int, int], int] = {}
+        self._index = index
+        self._replicas = replicas
+        self._in_tiers: dict[tuple[Tier, int, int, int], list[tuple[int, int]]] = {}
+        self._in_stores: dict[tuple[Namespace, int, int, int], int] = {}
 
-    def whole(self, namespace: Namespace, chain: Keys, chunk: int, limit: int) -> int:
-        """Leading chunks of the chain in the store."""
-        key = (namespace, id(chain), chunk)
-        if key not in self._whole:
-            every = chain if chunk == 1 else Every(chain, chunk)
-            self._whole[key] = self._index.depth(namespace, every, limit)
-        return self._whole[key]
+    def in_tier(self, tier: Tier, replica: ReplicaId, behind: _Behind) -> int:
+        """How many of the chunks lie in this tier of the replica."""
+        table = self._index.tiers[tier]
+        key = (tier, id(behind.chain), behind.first, behind.chunk)
+        if key not in self._in_tiers:
+            among = sum(table.holders(self._replicas))
+            self._in_tiers[key] = table.depths(behind.keys(), behind.count, among) if behind.count else []
+        bit = table.bit(replica)
+        return next((chunks for bits, chunks in self._in_tiers[key] if bits & bit), 0)
 
-    def depth_in(self, namespace: Namespace) -> _Depth:
-        return lambda chain, limit: self._index.depth(namespace, chain, limit)
+    def in_store(self, namespace: Namespace, behind: _Behind) -> int:
+        """How many of them lie in the store."""
+        key = (namespace, id(behind.chain), behind.first, behind.chunk)
+        if key not in self._in_stores:
+            found = self._index.stores.depth(namespace, behind.keys(), behind.count) if behind.count else 0
+            self._in_stores[key] = found
+        return self._in_stores[key]
 
     def holds(self, namespace: Namespace, key: int) -> bool:
-        return self._index.holds(namespace, key)
+        return self._index.stores.holds(namespace, key)
 
 
 def _in_store(
@@ -134,24 +163,8 @@ def _in_store(
         is_kept = len(keys) >= blocks > 0 and asked.holds(namespace, keys[blocks - 1])
         return blocks * size if is_kept else at
     chunk = store.chunks.get(namespace, 1)
-    if store.traits.reading is Reading.WHOLE:
-        limit = usable_blocks(asked.length, size) // chunk
-        return asked.whole(namespace, chain, chunk, limit) * chunk * size
-    return _behind(asked.depth_in(namespace), chain, at, asked.length, size, chunk)
-
-
-def _behind(depth: _Depth, chain: Keys, at: int, length: int, size: int, chunk: int) -> int:
-    """How many tokens are there with the whole chunks that follow the first ``at``.
-
-    Source: vLLM 0.32.0, ``OffloadingConnectorScheduler._lookup_complete_chunks``: lookup begins with the chunk that the GPU's
-    hit ends in, and less than a chunk is not loaded.
-    """
-    first, whole = at // (size * chunk), usable_blocks(length, size) // chunk
-    if whole * chunk * size - at < chunk * size:
-        return at
-    chunks = chain if chunk == 1 else Every(chain, chunk)
-    found = depth(Rest(chunks, first) if first else chunks, whole - first)
-    return (first + found) * chunk * size
+    behind = _Behind(chain, 0 if store.traits.reading is Reading.WHOLE else at, asked.length, size, chunk)
+    return behind.reached(asked.in_store(namespace, behind))
 
 
 def _gain(gained: dict[str, int], source: str, at: int, reached: int) -> int:

@@ -61,6 +61,8 @@ class LMCache(msgspec.Struct, frozen=True):
 
     @property
     def traits(self) -> Traits:
+        if self.controller is not None:  # what an instance keeps in its engine's memory is its engine's alone
+            return Traits(Reading.WHOLE, has_own_hashes=True)
         return Traits(Reading.WHOLE, ("CPU",), has_own_hashes=True)
 
     @property

@@ -115,6 +115,16 @@ def test_files_and_memory_of_the_offloading_connector(tmp_path: Path) -> None:
         assert found.metric("kvlb_loadable_tokens_total", source="CPU", result="loaded") == 96
         assert found.metric("kvlb_loadable_tokens_total", result="missed") == 0
 
+        for length in (97, 96, 95, 64):  # where blocks end: the last token is computed by whoever loads all
+            found.engines[0].post("/reset_prefix_cache")
+            with found.without(1):
+                found.complete(prompt(100 + length, 40))
+            eventually("cleared", lambda: found.explain(asked)[first]["cached_tokens"] == 0)
+            predicted = found.loadable(asked[:length])[first]
+            with found.without(1):
+                _, cached, _ = found.complete(asked[:length])
+            assert cached == sum(predicted.values()), f"{length} tokens: {predicted}"
+
         gone = prompt(4)
         with found.without(1):
             found.complete(gone)
@@ -148,7 +158,7 @@ def test_chunks_of_several_blocks(tmp_path: Path, is_described: bool) -> None:
         with found.without(1):
             found.complete(prompt(9, 40))
         eventually("cleared", lambda: found.explain(asked)[first]["cached_tokens"] == 0)
-        for length in (200, 190, 130, 129, 100):
+        for length in (200, 190, 130, 129, 128, 100):
             predicted = found.loadable(asked[:length])[first]
             with found.without(1):
                 _, cached, _ = found.complete(asked[:length])
