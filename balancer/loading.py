@@ -89,18 +89,19 @@ class Loader:
 
 
 class _Behind:
-    """The chunks of a chain that a source must have so that more than the first ``at`` tokens are there.
+    """The chunks of a chain that a source must have so that more than the first ``at`` tokens of so many are there.
 
     Source: vLLM 0.32.0, ``OffloadingConnectorScheduler._lookup_complete_chunks``: lookup begins with the chunk that the GPU's
-    hit ends in, and less than a chunk is not loaded.
+    hit ends in, and less than a chunk is not loaded. All of a prompt may be loaded, and all of it is then told as cached,
+    although its last token is computed anew.
     """
 
-    def __init__(self, chain: Keys, at: int, length: int, size: int, chunk: int) -> None:
+    def __init__(self, chain: Keys, at: int, tokens: int, size: int, chunk: int) -> None:
         self.chain = chain
         self.chunk = chunk
         self.first = at // (size * chunk)
         """The first of them."""
-        whole = usable_blocks(length, size) // chunk
+        whole = tokens // (size * chunk)
         self.count = whole - self.first if whole * size * chunk - at >= size * chunk else 0
         self._at = at
         self._tokens = size * chunk
@@ -163,7 +164,10 @@ def _in_store(
         is_kept = len(keys) >= blocks > 0 and asked.holds(namespace, keys[blocks - 1])
         return blocks * size if is_kept else at
     chunk = store.chunks.get(namespace, 1)
-    behind = _Behind(chain, 0 if store.traits.reading is Reading.WHOLE else at, asked.length, size, chunk)
+    if store.traits.reading is Reading.WHOLE:
+        behind = _Behind(chain, 0, usable_blocks(asked.length, size) * size, size, chunk)
+    else:
+        behind = _Behind(chain, at, asked.length, size, chunk)
     return behind.reached(asked.in_store(namespace, behind))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from balancer.connectors.base import Writer
 from balancer.core import Load, Outcome, Truth
 from balancer.policies.cache_aware import CacheAware
 from balancer.router import Router
@@ -78,11 +79,16 @@ def test_tiers_that_hold_a_prompt_by_turns_are_looked_through_again() -> None:
     assert loads(owner) == {"a": {"CPU": 4 + 8, "STORAGE": 8}}
 
 
-def test_the_last_token_is_always_computed() -> None:
-    owner = router()
+def test_all_of_a_prompt_may_lie_in_a_tier_as_vllm_counts_it() -> None:
+    owner = router(store(reading=Reading.WHOLE))
     owner.caches.apply(A, on("CPU", *range(10)))
     assert loads(owner) == {"a": {"CPU": 40}}
-    assert loads(owner, PROMPT[:40]) == {"a": {"CPU": 36}}
+    assert loads(owner, PROMPT[:40]) == {"a": {"CPU": 40}}
+    assert loads(owner, PROMPT[:39]) == {"a": {"CPU": 36}}
+    owner.caches.apply(A, [stored(PROMPT)])
+    assert loads(owner, PROMPT[:40]) == {"a": {"CPU": 4}}, "what its GPU has is used but for the last token's block"
+    owner.caches.index.stores.add(Namespace("s", "m"), KEYS)
+    assert loads(owner, PROMPT[:40])["b"] == {"store:s": 36}
 
 
 def test_a_gap_behind_the_gpu_ends_it() -> None:
@@ -296,3 +302,31 @@ def test_what_an_engine_has_not_found_twice_is_believed_no_more() -> None:
         settle(owner, PROMPT, 8)
     assert loads(owner) == {}
     assert owner.caches.load_audit.dropped == {"store:s": 1, "CPU": 1}
+
+
+def test_what_is_announced_of_a_store_that_is_looked_at_counts_until_the_next_whole_look() -> None:
+    shared = Store(StoreSettings(name="s", tiers=("STORAGE/REMOTE",)), Traits(is_looked_at=True))
+    owner = router(shared)
+    writer = Writer(shared, owner.caches.index.stores)
+    owner.caches.apply(A, on("STORAGE", 0, 1, locality="REMOTE"))
+    assert loads(owner)["b"] == {"store:s": 8}
+    writer.add("m", KEYS[:1], part="layout")
+    writer.looked()  # a look that may have begun before
+    assert loads(owner)["b"] == {"store:s": 8}
+    writer.looked()
+    assert loads(owner)["b"] == {"store:s": 4}, "the second file was not there"
+    for _ in range(2):  # nor does an engine's figure correct what is looked at anyway
+        settle(owner, PROMPT, 0)
+    assert loads(owner)["b"] == {"store:s": 4}
+
+
+def test_what_replicas_ask_alike_and_what_not_is_told_apart() -> None:
+    owner = router(store(), store("whole", Reading.WHOLE, tiers=("cpu",)))
+    owner.caches.apply(A, [stored(PROMPT[:9]), *on("STORAGE", 2, 3, locality="REMOTE"), *on("cpu", *range(5))])
+    owner.caches.apply(B, [stored(PROMPT[:13]), *on("CPU", 3, 4, 5)])
+    owner.put(replica("c"))
+    assert loads(owner) == {
+        "a": {"store:s": 8, "store:whole": 4},
+        "b": {"CPU": 12},
+        "c": {"store:whole": 20},
+    }

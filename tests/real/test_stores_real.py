@@ -216,6 +216,15 @@ def test_a_mooncake_store_that_is_asked(tmp_path: Path) -> None:
         assert found.metric("kvlb_store_events_total", store="moon", what="lookup_answered") > 0
         assert found.metric("kvlb_loadable_tokens_total", source="store:moon", result="loaded") == 128
         assert found.loadable(prompt(2, 150))[second] == {}
+        for length in (96, 97, 128):
+            asked_of = prompt(length, length)
+            with found.without(1):
+                found.complete(asked_of)
+            eventually("stored", lambda: found.loadable(asked_of)[second])  # noqa: B023
+            predicted = found.loadable(asked_of)[second]
+            with found.without(0):
+                _, cached, _ = found.complete(asked_of)
+            assert cached == sum(predicted.values()), f"{length} tokens: {predicted}"
         master.kill()
         eventually("store down", lambda: not found.store()["up"])
         assert found.loadable(asked)[second] == {}
@@ -258,6 +267,17 @@ def test_lmcaches_server_by_the_events_of_its_engines(tmp_path: Path) -> None:
             replica, cached, again = found.complete(asked)
         assert (replica, cached, again) == (second, 128, text)
         assert found.metric("kvlb_loadable_tokens_total", source="store:lm", result="loaded") == 128
+        for length in (128, 129):
+            asked_of = prompt(length, length)
+            for _ in range(4):
+                with found.without(1):
+                    found.complete(asked_of)
+                    found.complete(prompt(2, 40))
+            eventually("announced", lambda: found.loadable(asked_of)[second])  # noqa: B023
+            predicted = found.loadable(asked_of)[second]
+            with found.without(0):
+                _, cached, _ = found.complete(asked_of)
+            assert cached == sum(predicted.values()), f"{length} tokens: {predicted}"
         process.kill()
         eventually("store down", lambda: not found.store()["up"])
         assert found.loadable(asked)[first] == {}
