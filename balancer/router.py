@@ -137,6 +137,8 @@ class Router:
         is_split = self._is_split(request, live, chosen, now)
         computed = 0 if is_split else chosen.uncached_tokens
         rank = seen.arm.rank(computed / chosen.speed, now)
+        if live.replica.id in self.ejections:  # a trial, or nobody else is left: only what is sent there can end that
+            rank = None
         if rank is not None:
             rank += request.yields
         live.asked(request.model)

@@ -13,7 +13,6 @@ from typing import Final
 import msgspec
 
 from balancer.core import Decision, RouteRequest
-from balancer.errors import RequestError
 from balancer.router import Router
 
 _AFTER: Final = 0.001
@@ -41,6 +40,7 @@ class Turns:
         self._give_back = give_back
         self._held: dict[int, _Held] = {}  # by lease
         self._timer: asyncio.TimerHandle | None = None
+        self._is_looking = False
 
     def __len__(self) -> int:
         return len(self._held)
@@ -64,13 +64,13 @@ class Turns:
 
     def look(self) -> None:
         """Let go all whose turn it is. Call it whenever a replica may have less to do, or can take nothing any more."""
-        if not self._held:
+        if not self._held or self._is_looking:  # what is given back on the way is seen before this look ends
             return
-        for lease in self._router.stranded():
-            self._move(self._held[lease])
-        now = time.monotonic()
-        for lease in self._router.dispatch(now):
-            self._let_go(self._held.pop(lease))
+        self._is_looking = True
+        try:
+            now = self._look()
+        finally:
+            self._is_looking = False
         self._look_later(now)
 
     def stop(self) -> None:
@@ -79,15 +79,27 @@ class Turns:
             self._timer.cancel()
             self._timer = None
 
+    def _look(self) -> float:
+        """Until nobody can go any more; when that was."""
+        for lease in self._router.stranded():
+            held = self._held.pop(lease, None)
+            if held is not None:  # else it has had a place this very moment, and is on its way to ``hold``
+                self._move(held)
+        while going := self._router.dispatch(now := time.monotonic()):
+            for lease in going:
+                held = self._held.pop(lease, None)
+                if held is not None:
+                    self._let_go(held)
+        return now
+
     def _move(self, held: _Held) -> None:
         """Its replica can take nothing any more."""
-        del self._held[held.decision.lease]
         self._give_back(held.decision.lease)
         if held.future.done():
             return
         try:
             held.decision = self._decide(held.request)
-        except RequestError as error:
+        except Exception as error:  # a policy may be anybody's; it fails its own request, and not whoever looks
             held.future.set_exception(error)
             return
         if self._router.is_held(held.decision.lease):

@@ -154,7 +154,7 @@ class Waiting:
     def _serve(self, waiter: _Waiter) -> None:
         try:
             decision = self._decide(waiter.request)
-        except RequestError as error:
+        except Exception as error:  # a policy may be anybody's; it fails its own request, and not whoever looks
             self._fail(waiter, error, "failed")
             return
         self._end(waiter, "served")
@@ -200,7 +200,7 @@ class Waiting:
         elif waiter.decision.exception() is None:  # its place came in the same moment
             self._give_back(waiter.decision.result().lease)
 
-    def _fail(self, waiter: _Waiter, error: RequestError, outcome: str) -> None:
+    def _fail(self, waiter: _Waiter, error: Exception, outcome: str) -> None:
         self._end(waiter, outcome)
         if not waiter.decision.cancelled():
             waiter.decision.set_exception(error)

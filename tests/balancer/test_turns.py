@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from balancer.admission import Claim, Urgency
+from balancer.admission import AdmissionSettings, Claim, Urgency
 from balancer.core import Decision, Outcome, RouteRequest
 from balancer.decisions import NOBODY
 from balancer.errors import NoReplica
 from balancer.fleet import Drain, Status
+from balancer.router import NO_ADMISSION
 from balancer.service import RouterService
 from balancer.settings import PolicySettings, Settings
 from indexer.index import ReplicaId
@@ -26,9 +27,9 @@ Waiter = asyncio.Task[Decision]
 class Front:
     """A service with one replica that computes 100 tokens a second; it is fed one request at a time."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, admission: AdmissionSettings = NO_ADMISSION, **settings: Any) -> None:
         given = {"feed_tokens": 0, "feed_seconds": 0.05, "small_tokens": 0, **settings}
-        self.service = RouterService(Settings(policy=PolicySettings(settings=given)))
+        self.service = RouterService(Settings(policy=PolicySettings(settings=given), admission=admission))
         self.held: list[float] = []
         self.service.turns.on_end = self.held.append
         self.put("a")
@@ -156,6 +157,38 @@ def test_whose_replica_is_gone_goes_elsewhere(how: str) -> None:
     with_front(check)
 
 
+def test_whose_replica_is_left_out_and_the_only_one_is_sent_there() -> None:
+    async def check(front: Front) -> None:
+        first = await front.ask(10_000)
+        others = [front.ask(100 + at) for at in range(5)]
+        await settle()
+        assert front.service.router.ejections.stalled(A, "stands still", time.monotonic())
+        front.service.turns.look()
+        for each in (*others, front.ask(300)):
+            await front.answer(await each)
+        await front.service.release(first.lease, Outcome.OK)
+
+    with_front(check)
+
+
+def test_a_trial_is_not_held() -> None:
+    async def check(front: Front) -> None:
+        front.put("b")
+        first = [await front.ask(10_000), await front.ask(10_000)]
+        assert {each.replica.id for each in first} == {A, B}
+        ejections = front.service.router.ejections
+        assert ejections.stalled(A, "stands still", time.monotonic() - 3600)
+        front.service.router.fleet.get(B).fix_speed(1.0)  # type: ignore[union-attr]
+        trial = await front.ask(100)
+        assert trial.replica.id == A
+        await front.answer(trial)
+        assert not ejections
+        for each in first:
+            await front.service.release(each.lease, Outcome.OK)
+
+    with_front(check)
+
+
 def test_where_nobody_is_left_that_is_told() -> None:
     async def check(front: Front) -> None:
         first = await front.ask(10_000)
@@ -217,5 +250,82 @@ def test_one_tenants_flood_is_passed_by_another() -> None:
             await front.answer(done.result())
         assert order[0] is urgent
         assert order.index(other) <= 2, "one of theirs was there before anybody else asked"
+
+    with_front(check)
+
+
+@pytest.mark.parametrize("how", ["lost", "drained", "removed"])
+def test_all_who_wait_for_one_that_is_gone_go_elsewhere(how: str) -> None:
+    async def check(front: Front) -> None:
+        first = await front.ask(10_000)
+        others = [front.ask(100 + at) for at in range(200)]
+        await settle()
+        assert len(front.service.turns) == 200
+        front.put("b")
+        if how == "lost":
+            front.service._status("http://a:8000", Status.LOST)
+        elif how == "drained":
+            front.service.drain("a", Drain.ASKED)
+        else:
+            front.service._forget(A)
+        for each in others:
+            decision = await each
+            assert decision.replica.id == B
+            await front.answer(decision)
+        await front.service.release(first.lease, Outcome.UNREACHABLE)
+
+    with_front(check)
+
+
+def test_the_turn_of_all_who_have_just_gone_is_the_next_ones() -> None:
+    async def check(front: Front) -> None:
+        first = await front.ask(10_000)
+        placed = [front.service.place(RouteRequest("m", size_hint=100 + at)) for at in range(4)]
+        held = [each for each in placed if isinstance(each, asyncio.Future)]
+        for each in held[:3]:
+            each.cancel()
+        front.service.started(first.lease)  # before any of them could say so
+        assert held[3].done()
+        await front.service.release(first.lease, Outcome.OK)
+        await front.answer(await held[3])
+
+    with_front(check)
+
+
+def test_whose_place_and_turn_come_in_one_moment_is_lost_to_nobody() -> None:
+    async def check(front: Front) -> None:
+        first = await front.ask(10_000)
+        second, third = front.ask(500), front.ask(400)
+        await settle()
+        fourth = front.ask(10)
+        await settle()
+        assert (len(front.service.turns), len(front.service.waiting.queue)) == (2, 1)
+        # The fourth has its place now, and is the shortest of those that are held.
+        await front.service.release(first.lease, Outcome.ERROR)
+        for each in (fourth, third, second):
+            await front.answer(await each)
+
+    with_front(check, admission=AdmissionSettings(max_in_flight=3))
+
+
+def test_a_policy_that_fails_fails_its_own_request() -> None:
+    async def check(front: Front) -> None:
+        first = await front.ask(10_000)
+        second, third = front.ask(100), front.ask(200)
+        await settle()
+        decide, failures = front.service.turns._decide, [ZeroDivisionError("of the policy")]
+
+        def decide_or_fail(request: RouteRequest) -> Decision:
+            if failures:
+                raise failures.pop()
+            return decide(request)
+
+        front.service.turns._decide = decide_or_fail
+        front.put("b")
+        front.service.drain("a", Drain.ASKED)
+        with pytest.raises(ZeroDivisionError):
+            await second
+        await front.answer(await third)
+        await front.service.release(first.lease, Outcome.OK)
 
     with_front(check)
