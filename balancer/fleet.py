@@ -297,7 +297,7 @@ class Fleet:
         # By model and part of a request, as long as no replica comes, changes or goes.
         self._serving: dict[tuple[str, Part], list[LiveReplica]] = {}
         self._leases: dict[int, _Lease] = {}
-        self._held: dict[int, LiveReplica] = {}  # by lease
+        self._holding: dict[LiveReplica, None] = {}  # those for which anybody is held, removed ones included
         self._next_lease = 1
         self._work = _Decaying()
         self._busy = _Averaged()
@@ -408,10 +408,20 @@ class Fleet:
             self._send(live, lease, given, now)
         else:
             given.is_held = True
-            self._held[lease] = live
+            self._holding[live] = None
             insort(live.held, (rank, lease, seconds))
             live.held_seconds += seconds
             live.held_tokens += uncached_tokens
+        return lease
+
+    def adopt(self, live: LiveReplica, queued_tokens: int, now: float) -> int:
+        """Note a request that was sent there before anybody here knew of it; with nothing queued it has begun to answer.
+
+        How long it has been computed is not known, nor whether it will tell its first output: it is not awaited as others are.
+        """
+        lease = self.acquire(live, queued_tokens, queued_tokens, now, tells_start=False)
+        if not queued_tokens:
+            self._answered(live, lease, self._leases[lease], now)
         return lease
 
     def is_held(self, lease: int) -> bool:
@@ -422,11 +432,11 @@ class Fleet:
     @property
     def has_held(self) -> bool:
         """Whether any request is held."""
-        return bool(self._held)
+        return bool(self._holding)
 
-    def held(self) -> list[tuple[int, LiveReplica]]:
-        """The leases that are held, and for whom."""
-        return list(self._held.items())
+    def holding(self) -> list[LiveReplica]:
+        """For whom any are held; one that was removed may be among them."""
+        return list(self._holding)
 
     def dispatch(self, live: LiveReplica, now: float) -> list[int]:
         """The leases that are held no longer, in order: their requests are to be sent now. Call it after ``acquire``, too."""
@@ -437,9 +447,10 @@ class Fleet:
             given = self._leases[lease]
             live.held_tokens -= given.queued_tokens
             given.is_held = False
-            del self._held[lease]
             self._send(live, lease, given, now)
             going.append(lease)
+        if not live.held:
+            self._holding.pop(live, None)
         return going
 
     def due(self, live: LiveReplica) -> float | None:
@@ -474,10 +485,11 @@ class Fleet:
         held = self._leases.pop(lease)
         live = held.live
         if held.is_held:
-            del self._held[lease]
             live.held_tokens -= held.queued_tokens
             del live.held[[each[1] for each in live.held].index(lease)]
             live.held_seconds = live.held_seconds - held.seconds if live.held else 0.0
+            if not live.held:
+                del self._holding[live]
             self._work.take_back(held.seconds, held.came_at)
             live.queued_tokens -= held.queued_tokens
         elif held.is_waiting and is_good:

@@ -155,12 +155,12 @@ class Router:
     def adopt(self, replica: ReplicaId, queued_tokens: int, now: float) -> int | None:
         """A request that somebody else has sent there counts from now on; its lease, or None where there is no such replica.
 
-        Nothing is expected of it but its work.
+        Nothing is expected of it but its work; with none left, it has begun to answer.
         """
         live = self.fleet.get(replica)
         if live is None:
             return None
-        lease = self.fleet.acquire(live, queued_tokens, queued_tokens, now)
+        lease = self.fleet.adopt(live, queued_tokens, now)
         self._open[lease] = None
         self.ejections.sent(replica, lease, now)
         return lease
@@ -235,8 +235,9 @@ class Router:
             return []
         return [
             lease
-            for lease, live in self.fleet.held()
+            for live in self.fleet.holding()
             if self.fleet.get(live.replica.id) is not live or self.status(live) is not Status.READY
+            for _, lease, _ in live.held
         ]
 
     def started(self, lease: int, now: float) -> None:

@@ -414,12 +414,43 @@ def test_who_is_held_and_goes_away_is_nobodys_wait() -> None:
     second, third = [owner.acquire(live(owner), 100, 100, 0.0, 1.0) for _ in range(2)]
     owner.release(second, 1.0)
     assert live(owner).wait(1.0) == pytest.approx(20.0)
-    assert owner.held() == [(third, live(owner))]
+    assert owner.holding() == [live(owner)]
     owner.started(first, 20.0)
     assert owner.dispatch(live(owner), 20.0) == [third]
     owner.release(first, 21.0, is_good=True)
     owner.release(third, 21.0, is_good=True)
     assert (live(owner).in_flight, live(owner).queued_tokens, owner.open_leases) == (0, 0, 0)
+
+
+def test_those_for_whom_somebody_is_held_are_known() -> None:
+    owner = eager("a", "b", "c")
+    first = {name: owner.acquire(live(owner, name), 2000, 2000, 0.0, 0.0) for name in "abc"}
+    held = {name: owner.acquire(live(owner, name), 100, 100, 0.0, 1.0) for name in "abc"}
+    gone = live(owner, "c")
+    owner.remove(gone.replica.id)
+    assert set(owner.holding()) == {live(owner, "a"), live(owner, "b"), gone}
+    owner.release(held["c"], 1.0)
+    owner.release(held["a"], 1.0)
+    assert owner.holding() == [live(owner, "b")]
+    owner.started(first["b"], 20.0)
+    assert owner.dispatch(live(owner, "b"), 20.0) == [held["b"]]
+    assert owner.holding() == []
+    assert not owner.has_held
+
+
+def test_what_was_sent_before_anybody_here_knew_of_it_is_not_awaited() -> None:
+    owner = slow("a")
+    begun, queued = owner.adopt(live(owner), 0, 0.0), owner.adopt(live(owner), 300, 0.0)
+    assert load(live(owner)) == (2, 300)
+    assert (live(owner).waiting, live(owner).answering) == (1, 1)
+    assert live(owner).wait(1.0) == pytest.approx(2.0)
+    assert live(owner).wait(60.0) == 0.0
+    assert owner.utilisation(600.0) == pytest.approx(0.0, abs=0.01)
+    owner.started(queued, 60.0)
+    assert live(owner).waiting == 0
+    for lease in (begun, queued):
+        owner.release(lease, 61.0, is_good=True)
+    assert (load(live(owner)), owner.open_leases) == ((0, 0), 0)
 
 
 def test_more_than_may_be_held_pushes_the_first_out() -> None:
