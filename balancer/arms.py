@@ -54,7 +54,12 @@ class Arms:
     """All policies that may decide. Changes with nothing."""
 
     def __init__(self, first: Arm, second: Arm | None = None) -> None:
-        """``second`` has its share of requests, ``first`` all the others."""
+        """``second`` has its share of requests, ``first`` all the others.
+
+        Ranks of two orders cannot be compared, so all that are held go in one: that of the first one that has any.
+        """
+        if second is not None and first.orders and second.orders:
+            second = msgspec.structs.replace(second, rank=first.rank)
         self.first = first
         self.second = second
 

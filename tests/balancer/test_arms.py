@@ -72,6 +72,21 @@ def test_each_arm_is_as_its_policy_says() -> None:
     assert (arm("a", make("cache_aware")).reads_prompt, arm("a", make("cache_aware")).counts_expected) == (False, True)
 
 
+def test_all_that_are_held_go_in_one_order() -> None:
+    fifo, fair = make("predicted_ttft", {"ageing": 1.0}), make("predicted_ttft", {"ageing": 0.1})
+    unordered = arm("unordered", make("cache_aware"))
+    both = Arms(arm("fifo", fifo), arm("fair", fair, 0.5))
+    assert both.second is not None
+    assert both.first.rank(1.0, 50_000.0) == both.second.rank(1.0, 50_000.0) == 50_001.0
+    with_one = Arms(unordered, arm("fair", fair, 0.5))
+    assert with_one.second is not None
+    assert with_one.first.rank(1.0, 10.0) is None
+    assert with_one.second.rank(1.0, 10.0) == 2.0
+    other_way = Arms(arm("fair", fair), unordered)
+    assert other_way.second is not None
+    assert (other_way.first.rank(1.0, 10.0), other_way.second.rank(1.0, 10.0)) == (2.0, None)
+
+
 # Settings
 
 
