@@ -322,12 +322,20 @@ class Fleet:
         self._serving.clear()
         self._able = None
         live = self._live.get(replica.id)
+        model = next(iter(replica.base_models), "")
+        prefill, tally = (
+            self._prefill.setdefault(model, PrefillModel()),
+            self._tallies.setdefault(model, _Tally()),
+        )
         if live is None:
-            model = next(iter(replica.base_models), "")
-            speed = ReplicaSpeed(self._prefill.setdefault(model, PrefillModel()))
-            self._live[replica.id] = LiveReplica(replica, speed, self._tallies.setdefault(model, _Tally()))
-        else:
-            live.replica = replica
+            self._live[replica.id] = LiveReplica(replica, ReplicaSpeed(prefill), tally)
+            return
+        live.replica = replica
+        if live.tally is not tally:  # another model, whose speed has nothing to do with that of the one before
+            live.tally, live.seen_at = tally, tally.count
+            if live.learns:
+                live.prefill, live.bundle, live.computing_since = ReplicaSpeed(prefill), None, None
+                self.reprice(live)
 
     def remove(self, replica: ReplicaId) -> None:
         """Take a replica out; its open leases may still be released."""

@@ -555,6 +555,23 @@ def test_whatever_comes_and_goes_can_be_asked_about_and_leaves_nothing(
     assert not one.held
 
 
+def test_another_model_at_the_same_place_is_as_fast_as_its_own_kind() -> None:
+    owner = fleet("a", "b")
+    for at in range(20):
+        lease = owner.acquire(live(owner), 1000, 1000, 10.0 * at)
+        owner.started(lease, 10.0 * at + 5)
+        owner.release(lease, 10.0 * at + 5, is_good=True)
+    slow_speed = live(owner).prefill.speed(0, 0)
+    assert slow_speed < PREFILL_SPEED / 10
+    owner.put(replica("a", models=("other",)))
+    assert live(owner).prefill.speed(0, 0) == pytest.approx(PREFILL_SPEED)
+    assert live(owner).skipped == 0
+    owner.put(replica("b", models=("m",)))
+    assert live(owner, "b").prefill.speed(0, 0) < PREFILL_SPEED / 5, "what is known of the model stays"
+    owner.put(replica("a"))
+    assert live(owner).prefill.speed(0, 0) < PREFILL_SPEED / 5
+
+
 def test_whole_answers_teach_nothing_and_are_not_awaited_for_ever() -> None:
     owner = slow("a")
     whole = acquire(owner, 100, 0.0, tells_start=False)
