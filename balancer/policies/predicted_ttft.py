@@ -33,7 +33,10 @@ import msgspec
 from balancer.core import DEFAULT_FEED, NOTHING_ASKED, Asked, Candidate, Feed
 from balancer.policies.base import calmest, policy
 
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
+_MOST: Final = 1e9
+"""Of any setting: what is endless, times nothing, is no number."""
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=_MOST)]
 
 
 @policy("predicted_ttft")
@@ -61,10 +64,10 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     price: Seconds | None = None
-    max_price: Annotated[float, msgspec.Meta(ge=1)] = 100.0
-    eviction: Annotated[float, msgspec.Meta(ge=0)] = 1.0
-    eviction_seconds: Annotated[float, msgspec.Meta(gt=0)] = 300.0
-    request_tokens: Annotated[float, msgspec.Meta(ge=0)] = 100.0
+    max_price: Annotated[float, msgspec.Meta(ge=1, le=_MOST)] = 100.0
+    eviction: Annotated[float, msgspec.Meta(ge=0, le=_MOST)] = 1.0
+    eviction_seconds: Annotated[float, msgspec.Meta(gt=0, le=_MOST)] = 300.0
+    request_tokens: Annotated[float, msgspec.Meta(ge=0, le=_MOST)] = 100.0
     memory_seconds: Seconds = 0.05
     adapter_seconds: Seconds = 0.2
     session_seconds: Seconds = 0.05

@@ -1,6 +1,6 @@
 """``policies/predicted_ttft.py``: the shortest time to the first token, with a price on computing."""
 
-from math import exp, inf
+from math import exp, inf, nan
 
 import msgspec
 import pytest
@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.core import Asked, Knowledge
+from balancer.errors import ConfigError
+from balancer.policies.base import make
 from balancer.policies.predicted_ttft import PredictedTtft
 from balancer.speeds import PREFILL_SPEED
 from tests.support.routing import candidate
@@ -153,3 +155,24 @@ def test_a_thrashed_cache_is_left_for_an_empty_one_before_the_prefix_is_worth_it
     asked, also_full = Asked(reuse=0.9), msgspec.structs.replace(empty, turnover=2.0)
     assert PredictedTtft().choose([full, empty], 0.0, asked) is empty
     assert PredictedTtft().choose([full, also_full], 0.0, asked) is full
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["price", "max_price", "eviction", "request_tokens", "memory_seconds", "trial_seconds", "ageing", "feed_seconds"],
+)
+@pytest.mark.parametrize("value", [inf, -inf, nan, -1.0])
+def test_what_is_no_number_to_reckon_with_is_refused(field: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=field):
+        make("predicted_ttft", {field: value})
+
+
+def test_the_largest_settings_make_costs_that_can_be_compared() -> None:
+    largest = PredictedTtft(price=1e9, eviction=1e9, eviction_seconds=1e9, request_tokens=1e9, memory_seconds=1e9)
+    candidates = [
+        candidate("a", prompt=1000, cached=cached, in_flight=9, usage=1.0, room_tokens=10, turnover=0.0)
+        for cached in (0, 1000)
+    ]
+    costs = largest.costs(candidates, Asked(0, utilisation=1.0, reuse=1.0))
+    assert all(cost < inf for cost in costs)
+    assert costs[1] < costs[0]
