@@ -166,7 +166,12 @@ def sweep_of(text: str, flag: str = "--sweep") -> tuple[str, list[Any]]:
         ConfigError: it is none.
     """
     field, equals, values = text.partition("=")
-    found = [number_of(value_of(each)) for each in values.split(",") if each.strip()]
+    whole = value_of(values)
+    found = (
+        [whole]
+        if isinstance(whole, list)
+        else [number_of(value_of(each)) for each in values.split(",") if each.strip()]
+    )
     if not equals or not found:
         raise ConfigError(f"{flag} {text}: write a field of the fleet and what it is to be, as in {flag} replicas=4")
     return field.strip().replace("-", "_"), found

@@ -186,6 +186,10 @@ def scenario_of(args: argparse.Namespace) -> Scenario:
             fleet[field] = number_of(value)
     for each in args.fleet:
         field, values = sweep_of(each, "--fleet")
+        if len(values) > 1:
+            raise ConfigError(
+                f"--fleet {each}: give one value, or a list as in speeds=[1,1,0.5]; --sweep plays several"
+            )
         fleet[field] = values[0]
     if args.closed_loop:
         fleet["closed_loop"] = True

@@ -104,6 +104,7 @@ def test_numbers_with_a_letter(text: Any, number: object) -> None:
 def test_a_sweep_on_the_command_line() -> None:
     assert sweep_of("block-size=16,512") == ("block_size", [16, 512])
     assert sweep_of("cache=1M, 4M") == ("cache", [1_000_000, 4_000_000])
+    assert sweep_of("speeds=[1, 0.5]", "--fleet") == ("speeds", [[1, 0.5]])
     assert sweep_of("closed_loop=true,false") == ("closed_loop", [True, False])
 
 

@@ -159,6 +159,7 @@ def test_finished_runs_are_found_again(trace: str, tmp_path: Path, capsys: pytes
         ("TRACE --simple --replicas many", "fleet.replicas: Expected `int`, got `str`"),
         ("TRACE --simple --cache 1M --blocks 3", "give either cache (in tokens) or blocks"),
         ("TRACE --simple --sweep replicas", "write a field of the fleet"),
+        ("TRACE --simple --fleet replicas=1,2", "--fleet replicas=1,2: give one value"),
         ("TRACE --prefill-tps 1000", "the detailed model needs both"),
         ("TRACE --model llama-3.1-8b", "a speed takes both"),
         ("TRACE --simple --seeds 0", "seeds"),
