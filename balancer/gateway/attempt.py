@@ -312,9 +312,13 @@ class Attempt(Relay):
         if not is_too_late:
             self._failure = failure
         match failure.fault:
-            case Fault.CONNECT if not is_too_late:
+            case Fault.CONNECT if is_too_late:
+                pass
+            case Fault.CONNECT if not isinstance(error, NotConnectedInTime):
                 service.unreachable(replica.endpoint)
-            case Fault.RESET | Fault.BROKE_OFF:  # somebody is there; whether it answers others is for a probe to say
+            case Fault.CONNECT | Fault.RESET | Fault.BROKE_OFF:
+                # Somebody may be there: a flood of connections is taken late, and kvlb itself may be too busy to see that
+                # one stands. Whether others are answered is for a probe to say.
                 service.broke_off(replica.endpoint)
         if has_begun:
             record = self._asking.record

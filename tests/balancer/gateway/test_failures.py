@@ -366,6 +366,29 @@ def test_a_connection_that_comes_too_late_is_no_fault_of_the_replica(monkeypatch
     run(check())
 
 
+def test_one_that_takes_connections_late_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = EndpointPool.connect
+    late: list[str] = []
+
+    async def first_is_late(pool: EndpointPool, seconds: float) -> UpstreamConnection:
+        if not late:
+            late.append(pool.host.decode())
+            raise NotConnectedInTime(seconds)
+        return await connect(pool, seconds)
+
+    async def check() -> None:
+        async with upstream() as one, upstream() as other, gateway([one.url, other.url]) as front:
+            monkeypatch.setattr(EndpointPool, "connect", first_is_late)
+            status, _ = await ask(front)
+            assert status == 200, "the other one has answered"
+            assert late
+            assert [watcher.problem for watcher in front.service.watchers.values()] == [None, None]
+            samples = await front.samples("kvlb_replica_failures_total")
+            assert len(samples) == 1
+
+    run(check())
+
+
 # Replicas that go on failing
 
 
