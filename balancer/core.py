@@ -181,6 +181,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     or one that was asked for there lately. ``skipped`` requests for its model went elsewhere since it was given one.
     ``loadable`` are further leading tokens, behind the ``cached_tokens``, that lie in its other tiers and in the stores that it
     reads from, each source continuing where those before it end.
+    ``load_tokens`` of those that are not cached are to be loaded from somewhere else, which takes ``load_seconds``
+    (``balancer.economics``); nothing of the replica's time is taken by that, and the rest is computed.
     """
 
     replica: ReplicaId
@@ -204,6 +206,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     has_adapter: bool = True
     skipped: int = 0
     loadable: tuple[Load, ...] = ()
+    load_tokens: int = 0
+    load_seconds: float = 0.0
 
     @property
     def uncached_tokens(self) -> int:
@@ -214,6 +218,11 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     def loadable_tokens(self) -> int:
         """All that could be loaded, from wherever."""
         return sum(each.tokens for each in self.loadable)
+
+    @property
+    def computed_tokens(self) -> int:
+        """What is neither there nor loaded."""
+        return self.prompt_tokens - self.cached_tokens - self.load_tokens
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):

@@ -10,33 +10,39 @@ become cached when its prefill ends; output is not cached. Who is first in the l
 policy has an order, requests are held until the lane has little left to do, and go in that order. An
 answer takes ``output * decode_seconds * (1 + decode_slowdown * answers under way)``. Time to first token is waiting plus
 prefill.
+
+With a store (``simulations.store``), whose turn it is loads first what is planned of what it does not hit, and gives way to the
+next one until that is there; then it is the first to be computed. Loads of a replica go over its link one after the other.
 """
 
-import math
 import random
-from collections import deque
 from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
 from balancer.core import DEFAULT_FEED, Asked, Candidate, Replica
-from balancer.fleet import Fleet, LiveReplica
+from balancer.fleet import Fleet
 from balancer.leaning import BEGINNING, beginning, lean
 from balancer.policies.base import Policy, rank_of
 from indexer.index import Keys, ReplicaId
 from simulations.arrivals import Arrivals, scale_to
 from simulations.course import Course
 from simulations.holdings import Holdings
+from simulations.lanes import Lane, PathChain, Taken
 from simulations.paths import Paths
 from simulations.results import Run
 from simulations.segment_cache import SegmentCache
+from simulations.store import Store, StoreSettings
 from simulations.traces.trace import NO_SESSION, Trace
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 MODEL = "m"
+
+LEAST_IDLE = 0.01
+"""Of the fleet's time, when the price of what is computed is made of it."""
 
 
 class SimpleFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,6 +60,7 @@ class SimpleFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         closed_loop: requests of a session come a pause after the answer to the one before, as far as the trace tells pauses.
         pooled: one cache of ``replicas * blocks`` that all share, at no cost: nobody can do that, and few rules can do better.
         believed_tps: the speed that the router takes replicas to have; their own by default.
+        store: a shared store, from which replicas load what they do not hold.
     """
 
     replicas: Count = 8
@@ -67,6 +74,7 @@ class SimpleFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     closed_loop: bool = False
     pooled: bool = False
     believed_tps: Positive | None = None
+    store: StoreSettings | None = None
 
 
 def play(
@@ -77,34 +85,6 @@ def play(
     ``paths`` are the trace's, for the fleet's block size; ``sessions`` a number for each request, ``NO_SESSION`` for none.
     """
     return _Play(trace, paths, fleet, policy, sessions, random.Random(seed)).run(name, seed)
-
-
-class _Chain:
-    """The path of a prompt as the keys of its blocks, for policies that read them."""
-
-    __slots__ = ("_ids",)
-
-    def __init__(self, ids: Sequence[int]) -> None:
-        self._ids = ids
-
-    def keys(self, count: int, /) -> list[int]:
-        return [each + 1 for each in self._ids[:count]]  # 0 is nobody's key
-
-
-class _Lane:
-    """One replica: the cache, and who is computed."""
-
-    __slots__ = ("answers", "busy", "busy_seconds", "cache", "due", "live", "number", "queue")
-
-    def __init__(self, number: int, cache: SegmentCache, live: LiveReplica) -> None:
-        self.number = number
-        self.cache = cache
-        self.live = live
-        self.queue: deque[tuple[int, int]] = deque()  # (request, lease)
-        self.due = -math.inf  # when it is looked at again, for those that are held
-        self.busy = False
-        self.answers = 0
-        self.busy_seconds = 0.0
 
 
 class _Play(Course):
@@ -138,8 +118,14 @@ class _Play(Course):
         self._lanes = self._build()
         self._live = [lane.live for lane in self._lanes]
         self._holdings = Holdings(paths.lengths, [lane.cache.held for lane in self._lanes])
+        self._store = (
+            None
+            if fleet.store is None
+            else Store(fleet.store, fleet.block_size, fleet.prefill_tps, paths.lengths, self._holdings.computed)
+        )
+        self._until: dict[int, int] = {}  # lease -> tokens up to which it loads
 
-    def _build(self) -> list[_Lane]:
+    def _build(self) -> list[Lane]:
         settings, lengths = self._settings, self._paths.lengths
         capacity = settings.blocks * (settings.replicas if settings.pooled else 1)
         shared = SegmentCache(capacity, lengths) if settings.pooled else None
@@ -151,12 +137,14 @@ class _Play(Course):
             assert live is not None, "what was put is there"
             live.fix_speed(settings.believed_tps or settings.prefill_tps)
             live.room_tokens = settings.blocks * settings.block_size
-            lanes.append(_Lane(number, shared or SegmentCache(capacity, lengths), live))
+            lanes.append(Lane(number, shared or SegmentCache(capacity, lengths), live))
         return lanes
 
     def run(self, name: str, seed: int) -> Run:
         self._play(self._arrive)
         settings = msgspec.structs.asdict(self._settings)
+        store = settings.pop("store")
+        settings |= {} if store is None else {"store": msgspec.json.encode(store).decode()}
         busy = [lane.busy_seconds for lane in self._lanes]
         return self._run_of(name, seed, {"model": "simple", **settings}, busy)
 
@@ -175,12 +163,18 @@ class _Play(Course):
         usable = (tokens - 1) // size
         depths = self._holdings.depths(path, expecting=self._expecting)
         leading = 0 if any(depths) else self._beginning(request)
+        stored = 0 if self._store is None else min(self._store.depth(path), usable)
+        price = 1 / max(LEAST_IDLE, 1 - self._fleet.utilisation(now))
         candidates = []
         speed = self._settings.believed_tps or self._settings.prefill_tps
         for number, (live, depth) in enumerate(zip(self._live, depths, strict=True)):
             cached = (depth if depth < usable else usable) * size
             wait, passed = live.wait(now), 0
-            if live.held and (rank := self._rank((tokens - cached) / speed, now)) is not None:
+            loads, load_seconds = 0, 0.0
+            if self._store is not None and stored * size > cached:
+                mix = self._store.plan(tokens, cached, stored, self._lanes[number].reader.wait(now, wait), price)
+                loads, load_seconds = mix.loaded_tokens, mix.load_seconds
+            if live.held and (rank := self._rank((tokens - cached - loads) / speed, now)) is not None:
                 wait, passed = live.standing(rank, now)
             candidates.append(
                 Candidate(
@@ -201,6 +195,8 @@ class _Play(Course):
                     turnover=live.turnover(now),
                     usage=self._lanes[number].cache.usage,
                     skipped=live.skipped,
+                    load_tokens=loads,
+                    load_seconds=load_seconds,
                 )
             )
         chain: Keys | None = self._chain(request) if self._reads_prompt else None
@@ -211,12 +207,15 @@ class _Play(Course):
         if session != NO_SESSION:
             self._at[session] = number
         self._chosen[request] = number
-        uncached = chosen.uncached_tokens
+        uncached = chosen.computed_tokens
         if not self._expecting:  # as balancer.router does
             depth = self._holdings.depths(path, expecting=True)[number]
             uncached = tokens - min(depth, usable) * size
         rank = self._rank(uncached / speed, now)
         lease = self._fleet.acquire(lane.live, uncached, tokens, now, rank)
+        if chosen.load_tokens and self._store is not None:
+            self._until[lease] = chosen.cached_tokens + chosen.load_tokens
+            lane.reader.expect(now, self._store.seconds(chosen.load_tokens))
         self._holdings.expect(lease, number, path)
         if self._fleet.is_held(lease):
             self._held[lease] = request
@@ -226,14 +225,14 @@ class _Play(Course):
             self._begin(now, lane)
         self._look_later(lane)
 
-    def _dispatch(self, now: float, lane: _Lane) -> None:
+    def _dispatch(self, now: float, lane: Lane) -> None:
         """Those whose turn it is are held no longer."""
         for lease in self._fleet.dispatch(lane.live, now):
             lane.queue.append((self._held.pop(lease), lease))
         self._begin(now, lane)
         self._look_later(lane)
 
-    def _look_later(self, lane: _Lane) -> None:
+    def _look_later(self, lane: Lane) -> None:
         due = self._fleet.due(lane.live)
         if due is not None and due != lane.due:
             lane.due = due
@@ -245,14 +244,31 @@ class _Play(Course):
             return 0
         return beginning([self._chain(request)], self._trace.block_size)
 
-    def _chain(self, request: int) -> _Chain:
+    def _chain(self, request: int) -> PathChain:
         full = self._trace.inputs[request] // self._trace.block_size
-        return _Chain(self._trace.blocks[request][:full])
+        return PathChain(self._trace.blocks[request][:full])
 
-    def _begin(self, now: float, lane: _Lane) -> None:
-        """The first one in the lane, if it is free and the blocks fit."""
-        if lane.busy or not lane.queue:
-            return
+    def _begin(self, now: float, lane: Lane) -> None:
+        """Who can be computed, if the lane is free; those before who have something to load give way meanwhile."""
+        while not lane.busy:
+            if lane.loaded:
+                self._compute(now, lane, lane.loaded.popleft())
+                return
+            taken = self._take(lane)
+            if taken is None:
+                return
+            until = self._until.pop(taken.lease, 0)
+            if until <= taken.there:
+                self._compute(now, lane, taken)
+                return
+            assert self._store is not None, "it was planned"
+            done = lane.reader.load(now, self._store.seconds(until - taken.there))
+            self._push(done, self._has_loaded, lane, msgspec.structs.replace(taken, there=until))
+
+    def _take(self, lane: Lane) -> Taken | None:
+        """The first one in the lane, if the blocks fit."""
+        if not lane.queue:
+            return None
         request, lease = lane.queue[0]
         size = self._settings.block_size
         tokens, path = self._trace.inputs[request], self._paths.paths[request]
@@ -261,17 +277,25 @@ class _Play(Course):
         needed = -(-(tokens + self._trace.outputs[request]) // size) - hit
         broken = lane.cache.take(path[:used], needed)
         if broken is None:
-            return
+            return None
         lane.queue.popleft()
         self._holdings.lose(lane.number, broken) if not self._settings.pooled else self._lose_everywhere(broken)
-        self._explain(lane.number, request, lease, hit)
-        seconds = (tokens - hit * size) / self._settings.prefill_tps
-        self._hits[request] = hit * size
+        return Taken(request, lease, used, needed, hit * size)
+
+    def _has_loaded(self, now: float, lane: Lane, taken: Taken) -> None:
+        lane.loaded.append(taken)
+        self._begin(now, lane)
+
+    def _compute(self, now: float, lane: Lane, taken: Taken) -> None:
+        request, there = taken.request, taken.there
+        self._explain(lane.number, request, taken.lease, there // self._settings.block_size)
+        seconds = (self._trace.inputs[request] - there) / self._settings.prefill_tps
+        self._hits[request] = there
         lane.busy = True
         lane.busy_seconds += seconds
-        self._push(now + seconds, self._prefilled, lane, request, lease, used, needed)
+        self._push(now + seconds, self._prefilled, lane, request, taken.lease, taken.used, taken.needed)
 
-    def _prefilled(self, now: float, lane: _Lane, request: int, lease: int, used: int, taken: int) -> None:
+    def _prefilled(self, now: float, lane: Lane, request: int, lease: int, used: int, taken: int) -> None:
         self._ttfts[request] = now - self._arrivals[request]
         path = self._paths.paths[request]
         new, blocks = lane.cache.keep(path, used)
@@ -286,7 +310,7 @@ class _Play(Course):
         self._push(now + seconds, self._ended, lane, request, lease, taken - blocks)
         self._dispatch(now, lane)
 
-    def _ended(self, now: float, lane: _Lane, request: int, lease: int, others: int) -> None:
+    def _ended(self, now: float, lane: Lane, request: int, lease: int, others: int) -> None:
         lane.answers -= 1
         lane.cache.free(self._paths.paths[request], others)
         self._fleet.release(lease, now)

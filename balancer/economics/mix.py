@@ -8,6 +8,7 @@ computed. Loads take blocks from the sources in the engine's order, each as far 
 computing begins (vLLM keeps the request waiting until its blocks are there).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from itertools import combinations
@@ -41,6 +42,7 @@ class Source(msgspec.Struct, frozen=True):
         chunk: loads from it end at multiples of so many tokens.
         optional: whether the engine can be told to leave it out and load from others (vLLM: all but its CPU tier).
         start: it is known to hold the tokens from here on; of those before nobody knows.
+        weight: how much a second of loading from it counts beside one of computing (``load_weight``).
     """
 
     name: str
@@ -49,6 +51,7 @@ class Source(msgspec.Struct, frozen=True):
     chunk: int = 1
     optional: bool = True
     start: int = 0
+    weight: float = 1.0
 
     @property
     def reach(self) -> int:
@@ -112,25 +115,40 @@ def cheapest(
     shape: CacheShape,
     control: Control = FULL_CONTROL,
 ) -> Mix:
-    """The quickest mix that the engine can be made to do; of equally quick ones that which moves least.
+    """The mix of least weighted seconds that the engine can be made to do; of equal ones that which moves least.
 
     ``sources`` stand in the order in which the engine looks for a block. Without control this is what the engine does anyhow.
     """
     best = computed_after(prompt_tokens, hit_tokens, prefill) if control is Control.LENGTH or not sources else None
+    least = math.inf if best is None else best.seconds
+    weights = {source.name: source.weight for source in sources}
     for allowed in _allowed(sources, control):
         steps = _steps(allowed, hit_tokens, prompt_tokens)
         names = tuple(source.name for source in allowed if source.optional)
         if not steps:
             found = computed_after(prompt_tokens, hit_tokens, prefill, names)
-            best = found if best is None or found.seconds < best.seconds else best
+            if found.seconds < least:
+                best, least = found, found.seconds
             continue
         ends = _ends(steps, prompt_tokens, prefill, shape) if control is Control.LENGTH else [steps[-1][2]]
         for end in ends:
             found = loaded_until(end, prompt_tokens, hit_tokens, steps, prefill, shape, names)
-            if best is None or found.seconds < best.seconds:
-                best = found
+            cost = found.compute_seconds + sum([load.seconds * weights[load.source] for load in found.loads])
+            if cost < least:
+                best, least = found, cost
     assert best is not None, "there is always a way to have a prompt computed"
     return best
+
+
+def load_weight(price: float, link: Link, shape: CacheShape, prefill: Prefill) -> float:
+    """How much a second of loading over this link counts beside one of computing.
+
+    While a replica computes, others wait for it: ``price`` is what a second of it costs all together, 1 where nobody waits.
+    So a load may wait for its link somewhat longer than computing would take. A link that is slower than computing is not
+    preferred for that, and a faster one for no more than it is faster.
+    """
+    faster = prefill.token * link.bandwidth / shape.bytes_per_token if shape.bytes_per_token else math.inf
+    return 1 / max(1.0, min(price, faster))
 
 
 Step = tuple[Source, int, int]

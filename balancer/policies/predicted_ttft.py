@@ -2,11 +2,11 @@
 
 Of each replica, in seconds, the lowest wins; of equals the one with the fewest requests in flight::
 
-    own   = uncached / speed                                      what this prompt takes there
+    own   = computed / speed                                      what this prompt takes there, but for what is loaded
     price = 1 / (1 - utilisation), at most max_price              work becomes waiting for those who come later
           + passed                                                each of those it would pass waits for it
           + eviction * again / (1 - avoidable)                    what it pushes out is computed again, unless it was old
-    cost  = (wait + price * own + others + memory + adapter) / share - trial - session
+    cost  = (wait + load + price * own + others + memory + adapter) / share - trial - session
 
     again     = reuse * exp(-turnover / eviction_seconds)         of what is reused at all; the lowest of all where nobody knows
     avoidable = again - the lowest again of all, at most 0.9: what is computed again pushes out again, and so on, for as long as
@@ -104,7 +104,7 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         trial, unused = self.trial_seconds, self.trial_after * len(candidates)
         costs = []
         for each, pushed in zip(candidates, again, strict=True):
-            uncached: float = each.prompt_tokens - each.cached_tokens
+            uncached: float = each.prompt_tokens - each.cached_tokens - each.load_tokens
             if each.cached_tokens and not each.knowledge.is_promise:
                 uncached += self.doubt * each.cached_tokens
             factor = price + each.passed
@@ -114,7 +114,7 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             work = factor * uncached
             if each.in_flight > 1:
                 work += others * (each.in_flight - 1)
-            cost = each.wait + work / each.speed
+            cost = each.wait + each.load_seconds + work / each.speed
             if each.usage:
                 lacking = each.prompt_tokens + each.queued_tokens - (1 - each.usage) * each.room_tokens
                 if lacking > 0:

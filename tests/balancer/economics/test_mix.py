@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from balancer.economics.links import LINKS, Link
-from balancer.economics.mix import Control, Mix, Source, cheapest
+from balancer.economics.mix import Control, Mix, Source, cheapest, load_weight
 from balancer.economics.prefill import Prefill
 from balancer.economics.shape import CacheShape, Layers
 
@@ -48,7 +48,7 @@ def every_mix(
                 assert here is not None
                 while stop < end and holder[stop] is here:
                     stop += 1
-                seconds += here.link.seconds(shape.moved(start, stop, end))
+                seconds += here.weight * here.link.seconds(shape.moved(start, stop, end))
                 start = stop
             rest = max(1, prompt - end)
             yield seconds + prefill.seconds(rest, prompt - rest)
@@ -88,6 +88,7 @@ def cases(draw: st.DrawFn) -> tuple[int, int, list[Source]]:
             draw(chunks),
             draw(st.booleans()),
             draw(st.sampled_from([0, 0, 0, 9, 20])),
+            draw(st.sampled_from([1.0, 1.0, 0.5])),
         )
         for at in range(draw(st.integers(0, 3)))
     ]
@@ -111,8 +112,13 @@ def test_no_mix_is_quicker_than_the_cheapest(
 ) -> None:
     prompt, hit, sources = case
     found = cheapest(prompt, hit, sources, prefill, shape, control)
-    assert found.seconds == pytest.approx(min(every_mix(prompt, hit, sources, prefill, shape, control)))
+    assert weighted(found, sources) == pytest.approx(min(every_mix(prompt, hit, sources, prefill, shape, control)))
     is_consistent(found, prompt, hit, sources, prefill)
+
+
+def weighted(mix: Mix, sources: list[Source]) -> float:
+    weights = {source.name: source.weight for source in sources}
+    return mix.compute_seconds + sum(load.seconds * weights[load.source] for load in mix.loads)
 
 
 def is_consistent(found: Mix, prompt: int, hit: int, sources: list[Source], prefill: Prefill) -> None:
@@ -135,11 +141,15 @@ def test_it_is_never_worse_than_a_plain_rule(
     case: tuple[int, int, list[Source]], prefill: Prefill, shape: CacheShape
 ) -> None:
     prompt, hit, sources = case
-    best = cheapest(prompt, hit, sources, prefill, shape).seconds
+    best = weighted(cheapest(prompt, hit, sources, prefill, shape), sources)
     tiny = 1e-9
     assert best <= prefill.seconds(prompt - hit, hit) + tiny, "never fetch"
-    assert best <= cheapest(prompt, hit, sources, prefill, shape, Control.NOTHING).seconds + tiny, "always fetch"
-    assert best <= cheapest(prompt, hit, sources, prefill, shape, Control.SOURCES).seconds + tiny, "tiers alone"
+    assert best <= weighted(cheapest(prompt, hit, sources, prefill, shape, Control.NOTHING), sources) + tiny, (
+        "always fetch"
+    )
+    assert best <= weighted(cheapest(prompt, hit, sources, prefill, shape, Control.SOURCES), sources) + tiny, (
+        "tiers alone"
+    )
     assert best <= prefill.seconds(prompt, 0) + tiny, "compute it all"
 
 
@@ -155,8 +165,8 @@ def test_a_better_link_never_makes_it_slower(
         )
         for each in sources
     ]
-    before = cheapest(prompt, hit, sources, prefill, shape).seconds
-    assert cheapest(prompt, hit, better, prefill, shape).seconds <= before + 1e-9
+    before = weighted(cheapest(prompt, hit, sources, prefill, shape), sources)
+    assert weighted(cheapest(prompt, hit, better, prefill, shape), better) <= before + 1e-9
 
 
 @settings(max_examples=300, deadline=None)
@@ -165,8 +175,8 @@ def test_more_that_lies_somewhere_never_makes_it_slower(
     case: tuple[int, int, list[Source]], prefill: Prefill, shape: CacheShape
 ) -> None:
     prompt, hit, sources = case
-    fewer = cheapest(prompt, hit, [each for each in sources if not each.optional], prefill, shape).seconds
-    assert cheapest(prompt, hit, sources, prefill, shape).seconds <= fewer + 1e-9
+    fewer = weighted(cheapest(prompt, hit, [each for each in sources if not each.optional], prefill, shape), sources)
+    assert weighted(cheapest(prompt, hit, sources, prefill, shape), sources) <= fewer + 1e-9
 
 
 def test_a_link_that_is_slower_than_computing_is_left_alone_but_for_what_it_is_told_to_load() -> None:
@@ -213,6 +223,19 @@ def test_a_source_is_asked_only_for_what_it_is_known_to_hold() -> None:
     slow, fast = Source("cpu", gigabits(1), 4000, 16), Source("store", gigabits(100), 8000, 16, start=4000)
     assert cheapest(8000, 0, [slow, fast], PREFILL, SHAPE).loads == (), "the store goes on where the other one ends"
     assert cheapest(8000, 4000, [slow, fast], PREFILL, SHAPE).loaded_tokens == 4000
+
+
+def test_a_load_may_wait_for_a_fast_link_while_others_wait_for_the_replica() -> None:
+    fast, slow = gigabits(50), gigabits(5)  # 21 and 210 microseconds a token, computed in 100
+    assert load_weight(3.0, fast, SHAPE, PREFILL) == pytest.approx(1 / 3)
+    assert load_weight(50.0, fast, SHAPE, PREFILL) == pytest.approx(131_072 * 8 / 50e9 / 1e-4), (
+        "no more than it is faster"
+    )
+    assert load_weight(50.0, slow, SHAPE, PREFILL) == load_weight(1.0, fast, SHAPE, PREFILL) == 1
+    waiting = Source("store", gigabits(50, 1.0), 8000, 16)  # 1.17 s to load, 0.8 s to compute
+    assert cheapest(8000, 0, [waiting], PREFILL, SHAPE).loaded_tokens == 0
+    dear = msgspec.structs.replace(waiting, weight=load_weight(2.0, fast, SHAPE, PREFILL))
+    assert cheapest(8000, 0, [dear], PREFILL, SHAPE).loaded_tokens == 8000
 
 
 def test_a_whole_hit_has_its_last_token_to_compute() -> None:

@@ -1,0 +1,101 @@
+"""A shared store behind the replicas of the simple model: all that anybody has computed lies there, a link away.
+
+Knows segments that somebody has computed, one link a replica, and what engines can be told of loads. Never knows lanes or
+policies. The store forgets nothing, and takes what is computed at once and for nothing: what it costs to read is the question.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+
+from balancer.economics.links import Link
+from balancer.economics.mix import Control, Mix, Source, cheapest, load_weight
+from balancer.economics.prefill import Prefill
+from balancer.economics.shape import CacheShape
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The store of a fleet.
+
+    Attributes:
+        gbits: 10^9 bits of data that one replica reads a second.
+        latency: seconds until the first byte.
+        token_bytes: of a token in a cache.
+        loads: ``mixed``: as far as that is cheapest; ``always``: all that is there; ``never``: nothing.
+    """
+
+    gbits: Positive = 100.0
+    latency: NotNegative = 0.001
+    token_bytes: Positive = 131_072.0
+    loads: Literal["mixed", "always", "never"] = "mixed"
+
+
+class Store:
+    """What lies there, and what it takes to load it. ``computed`` (by segment) is somebody else's, and changes."""
+
+    __slots__ = ("_computed", "_control", "_lengths", "_loads", "_prefill", "_shape", "_size", "link")
+
+    def __init__(
+        self, settings: StoreSettings, size: int, speed: float, lengths: Sequence[int], computed: Sequence[int]
+    ) -> None:
+        """``size`` is the tokens of a block, ``speed`` uncached tokens a second."""
+        self.link = Link(settings.gbits * 1e9 / 8, settings.latency)
+        self._loads = settings.loads
+        self._control = Control.NOTHING if settings.loads == "always" else Control.LENGTH
+        self._prefill = Prefill.from_speed(speed)
+        self._shape = CacheShape.uniform(settings.token_bytes)
+        self._size = size
+        self._lengths = lengths
+        self._computed = computed
+
+    def depth(self, path: Sequence[int]) -> int:
+        """Leading blocks of the path that lie there."""
+        if self._loads == "never":
+            return 0
+        blocks = 0
+        for segment in path:
+            if not self._computed[segment]:
+                break
+            blocks += self._lengths[segment]
+        return blocks
+
+    def plan(self, tokens: int, cached: int, depth: int, wait: float, price: float = 1.0) -> Mix:
+        """The mix for a prompt of so many tokens on a replica that has ``cached``, with ``depth`` blocks in the store.
+
+        ``wait`` is how many seconds a load has to wait for those before it, ``price`` what a second of the replica costs all.
+        """
+        weight = load_weight(price, self.link, self._shape, self._prefill)
+        link = msgspec.structs.replace(self.link, setup=wait)
+        source = Source("store", link, depth * self._size, self._size, weight=weight)
+        return cheapest(tokens, cached, [source], self._prefill, self._shape, self._control)
+
+    def seconds(self, tokens: int) -> float:
+        """What it takes to load so many tokens."""
+        return self.link.seconds(self._shape.size(tokens))
+
+
+class Reader:
+    """One replica's link: loads go over it one after the other. Changes with ``expect`` and ``load``; times never go back."""
+
+    __slots__ = ("_free", "_planned")
+
+    def __init__(self) -> None:
+        self._free = 0.0
+        self._planned = 0.0
+
+    def wait(self, now: float, until: float) -> float:
+        """Seconds that a load has still to wait that can begin in ``until`` seconds, as far as was planned."""
+        return max(0.0, self._planned - now - until)
+
+    def expect(self, now: float, seconds: float) -> None:
+        """A load is planned that takes so long."""
+        self._planned = max(now, self._planned) + seconds
+
+    def load(self, now: float, seconds: float) -> float:
+        """It begins as soon as it can; when it ends."""
+        self._free = max(now, self._free) + seconds
+        return self._free
