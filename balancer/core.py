@@ -224,6 +224,14 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         """What is neither there nor loaded."""
         return self.prompt_tokens - self.cached_tokens - self.load_tokens
 
+    def counting(self, cached_tokens: int) -> "Candidate":
+        """The same with so many cached tokens; what is to be loaded ends where it did."""
+        if not self.load_tokens:
+            return msgspec.structs.replace(self, cached_tokens=cached_tokens)
+        loads = max(0, self.cached_tokens + self.load_tokens - cached_tokens)
+        seconds = self.load_seconds * min(1.0, loads / self.load_tokens)
+        return msgspec.structs.replace(self, cached_tokens=cached_tokens, load_tokens=loads, load_seconds=seconds)
+
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
     """What a policy may know of the request itself, and of the fleet as a whole.

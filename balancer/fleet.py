@@ -391,8 +391,9 @@ class Fleet:
         rank: float | None = None,
         *,
         tells_start: bool = True,
+        loads: int = 0,
     ) -> int:
-        """Note that a request of ``tokens`` goes there, with so many to compute; returns the lease.
+        """Note that a request of ``tokens`` goes there, with so many to compute and ``loads`` to load; returns the lease.
 
         With a ``rank`` it is held while the replica has enough to do, and goes before all that are held with a higher one.
         ``tells_start`` says whether ``started`` will be called for it: whole answers tell no first output.
@@ -408,7 +409,7 @@ class Fleet:
         live.seen_at = live.tally.count
         live.queued_tokens += uncached_tokens
         live.active_tokens += tokens
-        live.wrote(uncached_tokens, now)
+        live.wrote(uncached_tokens + loads, now)
         self._work.add(seconds, now)
         self._reused.add(tokens - uncached_tokens, tokens, now)
         given = self._leases[lease] = _Lease(live, uncached_tokens, tokens, seconds, now, context, answers, tells_start)

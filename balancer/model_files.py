@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from balancer.economics.economy import Economy
+from balancer.economics.links import Link
 from balancer.economics.model_config import cache_shape
 from balancer.errors import ConfigError
 from balancer.settings import Settings
@@ -49,4 +50,9 @@ def economy_of(settings: Settings) -> Economy:
             shapes[model.name] = cache_shape(config, model.kv_cache_dtype, model.config)
         except ConfigError as error:
             raise ConfigError(f"{where}: '{model.config}': {error}") from None
-    return Economy(settings.links, settings.models, shapes)
+    stores = {
+        store.name: Link(store.gigabits_per_second * 1e9 / 8, store.latency_ms / 1000, source="as given")
+        for store in settings.stores
+        if store.gigabits_per_second is not None
+    }
+    return Economy(settings.links, settings.models, shapes, stores)

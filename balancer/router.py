@@ -7,7 +7,7 @@ Between calls: each open lease belongs to one replica, and is released exactly o
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -16,14 +16,17 @@ import msgspec
 from balancer.admission import AdmissionSettings, Pool
 from balancer.arms import Arm, Arms, arm
 from balancer.caches import Caches, Sent
-from balancer.core import Asked, Candidate, Decision, Failure, Outcome, Paper, Replica, RouteRequest, Truth
+from balancer.core import Asked, Candidate, Decision, Failure, Load, Outcome, Paper, Replica, RouteRequest, Truth
 from balancer.disaggregation.choosing import Threshold, Worth
 from balancer.disaggregation.roles import Part, Role
+from balancer.economics.economy import Economy
+from balancer.economics.mix import Mix
 from balancer.ejection import Ejections, EjectionSettings
 from balancer.errors import Contended, NoReplica, Saturated, UnknownModel
 from balancer.fleet import Fleet, LiveReplica, Status
 from balancer.healing import SETTLE_SECONDS
 from balancer.leaning import BEGINNING, lean
+from balancer.load_plans import NO_ECONOMY, NO_PLANS, LoadPlans
 from balancer.loading import NO_LOADS, NOTHING
 from balancer.matching import Holding
 from balancer.policies.base import Policy
@@ -46,6 +49,7 @@ class _Seen(msgspec.Struct, frozen=True):
     asked: Asked
     arm: Arm
     shadow: Paper | None
+    mixes: Mapping[ReplicaId, Mix] = NO_PLANS
 
 
 NO_ADMISSION: Final = AdmissionSettings()
@@ -73,15 +77,18 @@ class Router:
         shadow: Arm | None = None,
         stores: Iterable[Store] = (),
         worth: Worth = DEFAULT_WORTH,
+        economy: Economy = NO_ECONOMY,
     ) -> None:
         """``second`` decides for its share of requests, ``shadow`` on paper alone; ``stores`` are read by replicas.
 
-        ``worth`` says whether a prompt is to be computed elsewhere, where that is possible.
+        ``worth`` says whether a prompt is to be computed elsewhere, where that is possible; ``economy`` what it costs to load
+        from stores, and from tiers of their own.
         """
         self.arms = Arms(arm(policy_name, policy), second)
         self.caches = Caches(max_blocks, stores)
         self.shadow = None if shadow is None else Shadow(shadow, self.caches.matcher)
         self.fleet = Fleet(self.arms.feed)
+        self.load_plans = LoadPlans(economy)
         self._admission = admission
         self._worth = worth
         self.ejections = Ejections(ejection)
@@ -116,6 +123,7 @@ class Router:
         """The replica is gone: forget its cache, and drop events of it that are still on their way."""
         self.caches.remove(replica)
         self.fleet.remove(replica)
+        self.load_plans.forget(replica)
         self.ejections.forget(replica)
         self.sessions.forget(replica)
 
@@ -135,14 +143,18 @@ class Router:
         """
         live, chosen, seen = self._choose(request, now, draw)
         is_split = self._is_split(request, live, chosen, now)
-        computed = 0 if is_split else chosen.uncached_tokens
+        computed, loads = (0, 0) if is_split else (chosen.computed_tokens, chosen.load_tokens)
         rank = seen.arm.rank(computed / chosen.speed, now)
         if live.replica.id in self.ejections:  # a trial, or nobody else is left: only what is sent there can end that
             rank = None
         if rank is not None:
             rank += request.yields
         live.asked(request.model)
-        lease = self.fleet.acquire(live, computed, chosen.prompt_tokens, now, rank, tells_start=request.tells_start)
+        lease = self.fleet.acquire(
+            live, computed, chosen.prompt_tokens, now, rank, tells_start=request.tells_start, loads=loads
+        )
+        if not is_split and (mix := seen.mixes.get(live.replica.id)) is not None:
+            self.load_plans.sent(live, mix, now)
         decision, holding = self._decision(request, live.replica, chosen, seen, lease, is_split=is_split)
         if self.shadow is not None and seen.shadow is not None:
             self.shadow.count(seen.shadow, seen.arm.name, chosen, knows_tokens=decision.knows_tokens)
@@ -318,9 +330,10 @@ class Router:
         matches = (
             caches.matcher.match(request, replicas, expecting=acting.counts_expected) if request.prompt_lengths else {}
         )
-        loads = NO_LOADS
+        loads, mixes = NO_LOADS, NO_PLANS
         if caches.loader.has_any:
             loads = caches.loader.loads(request, replicas, matches)
+            mixes = self._mixes(request, serving, matches, loads, now)
         beginning = 0 if any(matches.values()) else self._beginning(request, serving)
         session_at = self.sessions.at(request.session)
         candidates = []
@@ -330,8 +343,10 @@ class Router:
             answering = live.in_flight - len(live.queue) - len(live.held)
             speed = live.prefill.speed((prompt_tokens + cached) / 2, answering)
             wait, passed = live.sent_wait(now), 0
+            mix = mixes.get(name) if mixes else None
+            loaded = 0 if mix is None else mix.loaded_tokens
             if live.held:
-                rank = acting.rank((prompt_tokens - cached) / speed, now)
+                rank = acting.rank((prompt_tokens - cached - loaded) / speed, now)
                 wait, passed = (live.wait(now), 0) if rank is None else live.standing(rank + request.yields, now)
             candidates.append(
                 Candidate(  # by position, which costs half as much as by name
@@ -356,6 +371,8 @@ class Router:
                     live.has_adapter(request.model),
                     live.tally.count - live.seen_at,
                     loads.get(name, NOTHING) if loads else NOTHING,
+                    loaded,
+                    0.0 if mix is None else mix.load_seconds,
                 )
             )
         stages.passed(Stage.MATCH)
@@ -368,7 +385,7 @@ class Router:
         if not acting.counts_expected and request.prompt_lengths:
             # The engine will hold what is expected, and work that is queued does not come twice, whatever the policy looks at.
             cached = caches.matcher.match(request, [taken.replica]).get(chosen.replica, 0)
-            chosen = msgspec.structs.replace(chosen, cached_tokens=cached)
+            chosen = chosen.counting(cached)
         paper = None
         if self.shadow is not None:
             paper = self.shadow.decide(
@@ -384,7 +401,34 @@ class Router:
                 )
             )
             stages.passed(Stage.CHOOSE)
-        return taken, chosen, _Seen(seen, asked, acting, paper)
+        return taken, chosen, _Seen(seen, asked, acting, paper, mixes)
+
+    def _mixes(
+        self,
+        request: RouteRequest,
+        serving: Sequence[LiveReplica],
+        matches: Mapping[ReplicaId, int],
+        loads: Mapping[ReplicaId, tuple[Load, ...]],
+        now: float,
+    ) -> dict[ReplicaId, Mix]:
+        """What those would do that could load something, as far as anybody knows what that costs."""
+        mixes, utilisation = {}, self.fleet.utilisation(now)
+        for live in serving:
+            name = live.replica.id
+            if name in loads:
+                mix = self.load_plans.plan(
+                    live,
+                    request.prompt_tokens,
+                    matches.get(name, 0),
+                    loads[name],
+                    now,
+                    answers=live.in_flight - len(live.queue) - len(live.held),
+                    wait=live.wait(now),
+                    utilisation=utilisation,
+                )
+                if mix is not None:
+                    mixes[name] = mix
+        return mixes
 
     def _asked(self, request: RouteRequest, serving: Sequence[LiveReplica], now: float, *, reads_prompt: bool) -> Asked:
         """What the policy may know besides; the chain is that of one replica, the same one in every process."""

@@ -99,8 +99,8 @@ class RouterService:
             shadow=policies.shadow,
             stores=stores_of(settings.stores, settings.server.processes),
             worth=Threshold(settings.disaggregation.threshold_tokens),
+            economy=economy_of(settings),
         )
-        self.economy = economy_of(settings)
         self.stores = StoreRunner(self.router)
         self.care = Care(self.router, settings)
         self.is_draining = False

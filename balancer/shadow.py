@@ -104,8 +104,7 @@ class Shadow:
         return tuple(
             [
                 msgspec.structs.replace(
-                    each,
-                    cached_tokens=found.get(each.replica, 0),
+                    each.counting(found.get(each.replica, 0)),
                     lean=lean(beginning, each.replica) if beginning else 0,
                 )
                 for each in seen.candidates

@@ -212,7 +212,7 @@ class _Play(Course):
             depth = self._holdings.depths(path, expecting=True)[number]
             uncached = tokens - min(depth, usable) * size
         rank = self._rank(uncached / speed, now)
-        lease = self._fleet.acquire(lane.live, uncached, tokens, now, rank)
+        lease = self._fleet.acquire(lane.live, uncached, tokens, now, rank, loads=chosen.load_tokens)
         if chosen.load_tokens and self._store is not None:
             self._until[lease] = chosen.cached_tokens + chosen.load_tokens
             lane.reader.expect(now, self._store.seconds(chosen.load_tokens))

@@ -7,10 +7,12 @@ plan, and the engine does what it does.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from balancer.addresses import place
 from balancer.economics.hints import CPU, Tier
 from balancer.economics.links import LINKS, Link
-from balancer.economics.mix import Control, Mix, Source, cheapest
+from balancer.economics.mix import Control, Mix, Source, cheapest, load_weight
 from balancer.economics.prefill import Prefill
 from balancer.economics.settings import LinkSettings, ModelSettings
 from balancer.economics.shape import CacheShape
@@ -20,6 +22,9 @@ STORE: Final = "store:"
 
 OWN: Final = {CPU: LINKS["ram-pcie4"], "STORAGE/LOCAL": LINKS["nvme-pcie4"]}
 """Links to tiers of replicas' own machines, where nobody says which; the slower of those that are common."""
+
+
+NO_WAITS: Final[Mapping[str, float]] = {}
 
 
 class Economy:
@@ -67,10 +72,14 @@ class Economy:
         loadable: Sequence[tuple[str, int]],
         prefill: Prefill,
         control: Control,
+        *,
+        waits: Mapping[str, float] = NO_WAITS,
+        price: float = 1.0,
     ) -> Mix | None:
         """The cheapest mix that a replica can be made to do; None where a link or a weight is not known.
 
-        ``loadable`` are places, each with how many further leading tokens lie there, in the engine's order.
+        ``loadable`` are places, each with how many further leading tokens lie there, in the engine's order; ``waits`` how many
+        seconds loads from there have to wait for others, and ``price`` what a second of the replica costs all who wait for it.
         """
         shape = self.shape(models)
         if shape is None:
@@ -80,7 +89,10 @@ class Economy:
             link = self.link(endpoint, name)
             if link is None:
                 return None
-            sources.append(Source(name, link, at + tokens, optional=tier_of(name).is_optional, start=at))
+            weight = load_weight(price, link, shape, prefill)
+            if wait := waits.get(name):
+                link = msgspec.structs.replace(link, setup=link.setup + wait)
+            sources.append(Source(name, link, at + tokens, optional=tier_of(name).is_optional, start=at, weight=weight))
             at += tokens
         return cheapest(prompt_tokens, cached_tokens, sources, prefill, shape, control)
 

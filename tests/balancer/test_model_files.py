@@ -44,3 +44,13 @@ def test_a_file_that_cannot_be_used_ends_the_start(tmp_path: Path, content: str 
         path.write_text(content)
     with pytest.raises(ConfigError, match=said):
         RouterService(load(settings_of(path)))
+
+
+def test_a_stores_own_rate_is_its_link() -> None:
+    economy = economy_of(
+        load('[[stores]]\nname = "s"\ngigabits_per_second = 80\nlatency_ms = 2\n[[stores]]\nname = "t"\n')
+    )
+    link = economy.link("http://a:1", "store:s")
+    assert link is not None
+    assert (link.bandwidth, link.fixed) == (1e10, 0.002)
+    assert economy.link("http://a:1", "store:t") is None

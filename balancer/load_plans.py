@@ -1,0 +1,81 @@
+"""What each replica would load of a prompt rather than compute, in seconds, and what its links have to do already.
+
+Knows what lies where (``balancer.loading``), how fast replicas compute, and links and weights (``balancer.economics``). Never
+knows the policy; time is an argument (seconds, any monotonic clock). A link does one load after the other, as they were sent:
+how long an engine really takes nobody tells, so it is what was planned.
+
+Engines are not told anything of it yet: what is planned is what they do by themselves, which is to load all they find.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from balancer.core import Load
+from balancer.economics.economy import Economy
+from balancer.economics.mix import Control, Mix
+from balancer.economics.prefill import Prefill
+from balancer.fleet import LiveReplica
+from indexer.index import ReplicaId
+
+LEAST_IDLE: Final = 0.01
+"""Of the fleet's time, when the price of what is computed is made of it."""
+
+NO_ECONOMY: Final = Economy()
+NO_PLANS: Final[Mapping[ReplicaId, Mix]] = {}
+
+
+class LoadPlans:
+    """Changes with ``sent`` and ``forget``."""
+
+    def __init__(self, economy: Economy = NO_ECONOMY) -> None:
+        self._economy = economy
+        self._busy_until: dict[tuple[ReplicaId, str], float] = {}
+
+    def __repr__(self) -> str:
+        return f"<LoadPlans {self._economy!r}, {len(self._busy_until)} links>"
+
+    def plan(
+        self,
+        live: LiveReplica,
+        prompt_tokens: int,
+        cached_tokens: int,
+        loadable: Sequence[Load],
+        now: float,
+        *,
+        answers: int,
+        wait: float,
+        utilisation: float,
+    ) -> Mix | None:
+        """What the replica would do with a prompt of which it has so much and could load so much.
+
+        ``answers`` are under way there, ``wait`` is how many seconds it is until the prompt's turn, ``utilisation`` how much of
+        the fleet's time is taken. None where a link or the model's weight is not known.
+        """
+        replica, backlog = live.replica, {}
+        for each in loadable:
+            until = self._busy_until.get((replica.id, each.source), 0.0)
+            backlog[each.source] = max(0.0, until - now - wait)
+        return self._economy.plan(
+            replica.endpoint,
+            (*replica.base_models, replica.root or ""),
+            prompt_tokens,
+            cached_tokens,
+            [(each.source, each.tokens) for each in loadable],
+            Prefill.learned(live.prefill, answers),
+            Control.NOTHING,
+            waits=backlog,
+            price=1 / max(LEAST_IDLE, 1 - utilisation),
+        )
+
+    def sent(self, live: LiveReplica, mix: Mix, now: float) -> None:
+        """The replica is sent a prompt that it does this with."""
+        for load in mix.loads:
+            link = self._economy.link(live.replica.endpoint, load.source)
+            assert link is not None, "it was planned by it"
+            key = (live.replica.id, load.source)
+            self._busy_until[key] = max(now, self._busy_until.get(key, 0.0)) + link.seconds(load.size)
+
+    def forget(self, replica: ReplicaId) -> None:
+        """It is gone."""
+        for key in [key for key in self._busy_until if key[0] == replica]:
+            del self._busy_until[key]

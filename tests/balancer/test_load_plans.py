@@ -1,0 +1,111 @@
+"""``balancer/load_plans.py`` through the router: loads weigh what they take, and links are busy with what was sent."""
+
+import math
+
+import pytest
+
+from balancer.core import Candidate
+from balancer.economics.economy import Economy
+from balancer.economics.links import Link
+from balancer.economics.settings import LinkSettings, ModelSettings
+from balancer.policies.predicted_ttft import PredictedTtft
+from balancer.router import Router
+from hashing.chain import Chain
+from indexer.events import EMPTY, BlockStored
+from indexer.index import ReplicaId
+from tests.support.routing import RECIPE, replica, request, stored
+
+A, B = ReplicaId("a"), ReplicaId("b")
+PROMPT = list(range(4001))  # a thousand full blocks of four, and one token
+KEYS = list(Chain(RECIPE, PROMPT).keys(1000))
+WEIGHT = (ModelSettings(name="m", bytes_per_token=1000.0),)
+FAST, SLOW = (
+    0.08,
+    0.008,
+)  # Gbit/s of which nine tenths are data: 111 and 1,111 microseconds a token, which takes 100 to compute
+
+
+def router(gigabits: float | None, models: tuple[ModelSettings, ...] = WEIGHT) -> Router:
+    """``a`` has the prompt in its CPU tier, ``b`` a tenth of it on its GPU."""
+    links = [LinkSettings(source="CPU", gigabits_per_second=gigabits or 1.0, latency_ms=0.0)]
+    economy = Economy(links, models) if gigabits is not None else Economy()
+    made = Router(PredictedTtft(), "predicted_ttft", economy=economy)
+    for name in ("a", "b"):
+        made.put(replica(name, models=("m",)))
+    made.caches.apply(A, [BlockStored([key], None, EMPTY, 4, medium="CPU") for key in KEYS])
+    made.caches.apply(B, [stored(PROMPT[:401])])
+    return made
+
+
+def seen(owner: Router, now: float = 0.0) -> dict[ReplicaId, Candidate]:
+    return {each.replica: each for each in owner.consider(request(PROMPT), now, 0.0).candidates}
+
+
+def test_what_can_be_loaded_quickly_is_as_good_as_there() -> None:
+    owner = router(FAST * 10)
+    found = seen(owner)[A]
+    assert (found.cached_tokens, found.load_tokens, found.computed_tokens) == (0, 4000, 1)
+    assert found.load_seconds == pytest.approx(4000 * 1000 / (FAST * 10 * 125e6 * 0.9))
+    decision = owner.route(request(PROMPT), 0.0, 0.0)
+    assert decision.replica.id == A
+    live = owner.fleet.get(A)
+    assert live is not None
+    assert live.queued_tokens == 1, "nothing else has to be computed"
+
+
+@pytest.mark.parametrize("owner", [router(SLOW), router(None), router(FAST, ())])
+def test_what_loads_slowly_or_nobody_knows_how_is_no_reason_to_go_there(owner: Router) -> None:
+    assert owner.route(request(PROMPT), 0.0, 0.0).replica.id == B
+
+
+def test_without_a_weight_or_a_link_all_of_it_counts_as_computed() -> None:
+    for owner in (router(None), router(FAST, ())):
+        found = seen(owner)[A]
+        assert (found.load_tokens, found.load_seconds, found.computed_tokens) == (0, 0.0, 4001)
+        assert [load.tokens for load in found.loadable] == [4000]
+
+
+def test_what_is_loaded_fills_a_cache_as_what_is_computed_does() -> None:
+    owner = router(FAST * 10)
+    live = owner.fleet.get(A)
+    assert live is not None
+    live.room_tokens = 4000
+    assert owner.route(request(PROMPT), 0.0, 0.0).replica.id == A
+    assert live.turnover(0.0) < math.inf, "it is full"
+
+
+def test_a_link_has_to_finish_what_it_was_sent_before() -> None:
+    owner = router(FAST * 10)
+    other = list(range(10_000, 14_001))
+    owner.caches.apply(A, [BlockStored([key], None, EMPTY, 4, medium="CPU") for key in Chain(RECIPE, other).keys(1000)])
+    alone = seen(owner)[A].load_seconds
+    owner.route(request(PROMPT), 0.0, 0.0)
+    live = owner.fleet.get(A)
+    assert live is not None
+
+    def seconds(now: float) -> float:
+        return owner.consider(request(other), now, 0.0).candidates[0].load_seconds
+
+    assert seconds(0.0) == pytest.approx(2 * alone - live.wait(0.0)), "it waits for its turn meanwhile"
+    assert seconds(0.01) == pytest.approx(2 * alone - live.wait(0.01) - 0.01)
+    assert seconds(5.0) == pytest.approx(alone)
+    owner.remove(A)
+    assert owner.load_plans._busy_until == {}
+
+
+def test_more_that_is_cached_is_less_to_load() -> None:
+    one = Candidate(A, 100, 20, 0, 0, load_tokens=60, load_seconds=3.0)
+    found = one.counting(40)
+    assert (found.cached_tokens, found.load_tokens, found.load_seconds, found.computed_tokens) == (40, 40, 2.0, 20)
+    assert one.counting(90).load_tokens == 0
+    assert one.counting(90).computed_tokens == 10
+    fewer = one.counting(10)
+    assert (fewer.load_tokens, fewer.load_seconds) == (70, 3.0)
+    assert Candidate(A, 100, 20, 0, 0).counting(50).computed_tokens == 50
+
+
+def test_a_slow_link_weighs_what_it_takes_where_the_engine_cannot_be_told() -> None:
+    link = Link(SLOW * 125e6 * 0.9)
+    found = seen(router(SLOW))[A]
+    assert found.load_tokens == 4000
+    assert found.load_seconds == pytest.approx(link.seconds(4_000_000))
