@@ -166,6 +166,9 @@ def _in_store(
     chunk = store.chunks.get(namespace, 1)
     if store.traits.reading is Reading.WHOLE:
         behind = _Behind(chain, 0, usable_blocks(asked.length, size) * size, size, chunk)
+    elif store.traits.reading is Reading.BUT_ONE:
+        behind = _Behind(chain, 0, asked.length, size, chunk)
+        return min(behind.reached(asked.in_store(namespace, behind)), asked.length - 1)
     else:
         behind = _Behind(chain, at, asked.length, size, chunk)
     return behind.reached(asked.in_store(namespace, behind))

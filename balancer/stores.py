@@ -22,7 +22,7 @@ from indexer.index import ReplicaId
 from indexer.learned import LearnedBlocks
 from indexer.places import GPU, tier_of
 from indexer.stores import Namespace, StoreIndex
-from indexer.stream import Apply, Forget, Lost, Step
+from indexer.stream import Apply, Forget, Lost, Replay, Standing, Step
 
 MAX_ANNOUNCED: Final = 65_536
 """Events between two looks at a store."""
@@ -39,7 +39,8 @@ class Reading(StrEnum):
     """What an engine must find in a store to load any of it."""
 
     REST = "rest"  # the blocks behind those that its GPU has (vLLM's OffloadingConnector)
-    WHOLE = "whole"  # all blocks from the first one on (Mooncake, LMCache)
+    WHOLE = "whole"  # all blocks from the first one on (Mooncake)
+    BUT_ONE = "but_one"  # the same; of a prompt that is there to its end, all but the last token are loaded (LMCache)
     PROMPT = "prompt"  # what was kept of this very prompt (vLLM's ExampleConnector)
 
 
@@ -183,8 +184,10 @@ class Stores:
                 self.index.clear(name)
             case Lost():
                 store.counts["lost_batches"] += step.last - step.first + 1
-            case _:
-                pass
+            case Standing():
+                store.problem = step.problem if step.is_connected else "its event publisher cannot be reached"
+            case Replay():
+                raise AssertionError(f"{step} is for the source to obey")
 
     def _spoken_of(self, replica: ReplicaId, event: _Told) -> Store | None:
         if (event.medium is None or event.medium == GPU) and event.ownership is None and event.locality is None:

@@ -62,8 +62,8 @@ class LMCache(msgspec.Struct, frozen=True):
     @property
     def traits(self) -> Traits:
         if self.controller is not None:  # what an instance keeps in its engine's memory is its engine's alone
-            return Traits(Reading.WHOLE, has_own_hashes=True)
-        return Traits(Reading.WHOLE, ("CPU",), has_own_hashes=True)
+            return Traits(Reading.BUT_ONE, has_own_hashes=True)
+        return Traits(Reading.BUT_ONE, ("CPU",), has_own_hashes=True)
 
     @property
     def is_asked(self) -> bool:

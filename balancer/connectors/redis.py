@@ -46,7 +46,7 @@ class Redis(msgspec.Struct, frozen=True):
 
     @property
     def traits(self) -> Traits:
-        return Traits(Reading.WHOLE)
+        return Traits(Reading.BUT_ONE)
 
     @property
     def is_asked(self) -> bool:

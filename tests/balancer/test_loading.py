@@ -17,7 +17,7 @@ from hashing.own import LearnedKeys, OwnChain
 from indexer.events import EMPTY, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from indexer.index import ReplicaId
 from indexer.stores import Namespace
-from indexer.stream import Apply, Forget
+from indexer.stream import Apply, Forget, Lost, Standing
 from indexer.wire import Batch
 from tests.support.routing import RANDOM, RECIPE, replica, request, stored, told
 
@@ -187,6 +187,15 @@ def test_a_store_that_is_read_from_the_first_block_on_needs_all_of_them() -> Non
     assert loads(owner) == {"a": {"store:s": 8}, "b": {"store:s": 16}}
 
 
+def test_a_store_that_has_all_of_a_prompt_leaves_one_token_to_compute() -> None:
+    owner = router(store(reading=Reading.BUT_ONE))
+    owner.caches.apply(A, on("STORAGE", *range(10), locality="REMOTE"))
+    assert loads(owner)["b"] == {"store:s": 40}
+    assert loads(owner, PROMPT[:40])["b"] == {"store:s": 39}
+    owner.caches.apply(B, [stored(PROMPT)])
+    assert loads(owner, PROMPT[:40])["b"] == {"store:s": 3}
+
+
 def test_a_store_that_keeps_whole_prompts_has_this_one_or_nothing() -> None:
     owner = router(store(reading=Reading.PROMPT))
     owner.caches.index.stores.add(Namespace("s", "m"), [KEYS[8]])  # nine blocks: all but the last two of 38 tokens
@@ -243,7 +252,12 @@ def test_a_stores_own_publisher_is_no_replica() -> None:
     assert loads(owner)["a"] == {"store:s": 4}
     owner.caches.stores.observe("s", Forget("another life"))
     assert loads(owner) == {}
-    assert shared.counts["restarts"] == 1
+    owner.caches.stores.observe("s", Lost(3, 7))
+    assert (shared.counts["restarts"], shared.counts["lost_batches"]) == (1, 5)
+    owner.caches.stores.observe("s", Standing(is_connected=False))
+    assert shared.problem == "its event publisher cannot be reached"
+    owner.caches.stores.observe("s", Standing(is_connected=True))
+    assert shared.is_up
 
 
 @pytest.mark.parametrize("prompts", [[PROMPT, PROMPT]])
