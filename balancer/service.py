@@ -718,6 +718,7 @@ class RouterService:
             self.turns.look()
             self._obey_orders()
             self._tell_knowledge()
+            self.stores.look()
             self._look_after()
 
     def _look_after(self) -> None:

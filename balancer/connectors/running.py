@@ -23,6 +23,7 @@ from balancer.store_settings import StoreSettings
 from balancer.stores import Store
 from hashing.chain import Chain
 from hashing.recipes import Recipe
+from indexer.places import Tier
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class StoreRunner:
         self._asked: list[_Asked] = []
         self._sessions: dict[str, Session] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._told: set[Tier] = set()
         self.connectors: dict[str, Connector] = {store.name: base.make(store.settings) for store in self._stores}
 
     def start(self) -> None:
@@ -78,6 +80,17 @@ class StoreRunner:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(session.close() for session in self._sessions.values()), return_exceptions=True)
+
+    def look(self) -> None:
+        """Tell, once, of places that replicas speak of as shared and no setting names."""
+        for tier in self._router.caches.index.tiers:
+            if tier.locality == "REMOTE" and tier not in self._told:
+                self._told.add(tier)
+                log.warning(
+                    "KV events speak of %s, which others may read, too: it counts for the replicas that tell of it alone, "
+                    "until a [[stores]] has it among its tiers",
+                    tier.label,
+                )
 
     def cost(self, name: str) -> FetchCost:
         """What a fetch from this store costs."""

@@ -25,7 +25,7 @@ LOOKED_AT_ONCE: Final = 256
 BREATH: Final = 0.002
 
 RESTS: Final = 10.0
-"""It rests this many times as long as a look has taken, at least: a tenth of a core at most."""
+"""It rests this many times as long as a look has computed, at least: a tenth of a core at most."""
 
 SILENT_SECONDS: Final = 30.0
 """Longest that one look may take before the directory is taken for hanging; a first look may."""
@@ -140,14 +140,14 @@ def _look(
 
     try:
         while not stop.is_set():
-            began = time.monotonic()
+            began = time.thread_time()
             for change in layout.changes(breathe):
                 if stop.is_set():
                     return
                 for piece in _pieces(change):
                     tell([piece])
             tell(None)
-            stop.wait(max(interval, RESTS * (time.monotonic() - began)))
+            stop.wait(max(interval, RESTS * (time.thread_time() - began)))
     except StoreError as error:
         tell(error)
     except OSError as error:

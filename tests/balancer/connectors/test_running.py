@@ -18,6 +18,8 @@ from balancer.router import Router
 from balancer.store_settings import StoreSettings
 from balancer.stores import Traits
 from hashing.chain import Chain
+from indexer.events import EMPTY, BlockStored
+from indexer.index import ReplicaId
 from tests.support.routing import RECIPE, replica, request
 
 PROMPT = list(range(41))
@@ -221,6 +223,18 @@ def test_a_session_that_ends_with_an_error_is_begun_anew() -> None:
             assert told["attached"] == ["a"]
 
     asyncio.run(story())
+
+
+def test_a_shared_place_that_no_setting_names_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage()
+    event = BlockStored(KEYS[:1], None, EMPTY, 4, medium="STORAGE", locality="REMOTE")
+    stage.runner.look()
+    assert not caplog.records
+    stage.router.caches.apply(ReplicaId("b"), [event, msgspec.structs.replace(event, locality="LOCAL")])
+    for _ in range(2):
+        stage.runner.look()
+    (record,) = caplog.records
+    assert "KV events speak of STORAGE/REMOTE, which others may read, too" in record.message
 
 
 def test_what_a_fetch_costs_is_what_the_settings_say() -> None:
