@@ -495,7 +495,9 @@ def test_what_is_computed_for_a_client_that_has_left_is_given_back(monkeypatch: 
 @pytest.mark.parametrize("connector", CONNECTORS)
 def test_two_and_two_under_load_lose_nothing_when_one_of_each_kind_dies(connector: ConnectorName) -> None:
     async def check() -> None:
-        async with pair(connector, prefills=2, decodes=2, engine=config(lease_seconds=1.0)) as four:
+        patient = {"connect_seconds": 60.0}  # all of them share one loop here
+        engine = config(lease_seconds=1.0)
+        async with pair(connector, prefills=2, decodes=2, engine=engine, timeouts=patient) as four:
             failed: list[int] = []
 
             async def user(number: int) -> None:

@@ -309,17 +309,19 @@ def frozen(engine: RealEngine) -> Iterator[None]:
 
 def test_an_engine_that_stands_still_costs_an_answer_at_most(two: Two) -> None:
     async def check() -> None:
-        async with two.front(first_byte=6.0, prefill_seconds=4.0) as (front, client):
+        async with two.front(prefill_seconds=4.0) as (front, client):
             ids = prompt(250)
             with frozen(two.prefill):
                 _, answer = await ask(front, client, body(ids))
             assert said(answer)[0] == said(await asyncio.to_thread(two.prefill.post, COMPLETIONS, body(ids)))[0]
+        async with two.front(first_byte=6.0) as (front, client):
             with frozen(two.decode):
                 async with client.post(front.url + COMPLETIONS, json=body(prompt(251))) as response:
                     told = await response.json()
                     assert response.status in {502, 504}, told
             await eventually(front.is_idle, 30)
             await settled(two)
+        async with two.front() as (front, client):
             before = fetched(two.decode)
             await ask(front, client, body(prompt(252)))
             assert fetched(two.decode) - before == two.setup.fetched(PROMPT_TOKENS), "all is as it was"
