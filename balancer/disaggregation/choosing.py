@@ -16,9 +16,12 @@ Worth: TypeAlias = Callable[[Candidate], bool]
 
 
 class Threshold(msgspec.Struct, frozen=True):
-    """A ``Worth``: it must lack so many ``tokens``; 0 is every prompt. Blocks would not do: tiny prompts have none."""
+    """A ``Worth``: it must lack so many ``tokens``; 0 is every prompt. Blocks would not do: tiny prompts have none.
+
+    What it can load by itself, from a tier of its own or from a store, it does not lack.
+    """
 
     tokens: int
 
     def __call__(self, candidate: Candidate, /) -> bool:
-        return candidate.uncached_tokens >= self.tokens
+        return candidate.uncached_tokens - candidate.loadable_tokens >= self.tokens

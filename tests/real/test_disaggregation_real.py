@@ -56,8 +56,9 @@ SETUPS = {
 class Two:
     """The engines, and their gateway's settings."""
 
-    def __init__(self, setup: Setup, folder: Path) -> None:
+    def __init__(self, setup: Setup, folder: Path, name: str = "vllm") -> None:
         self.setup = setup
+        self.name = name
         self.python = vllm_python() if setup.is_stock else transfer_python()
         self.bootstrap = free_port()
         self._folder = folder
@@ -97,7 +98,7 @@ class Two:
             *("--kv-transfer-config", transfer),
             env=env,
             max_model_len=2048,
-            log=folder / f"vllm-{role}.log",
+            log=folder / f"{self.name}-{role}.log",
             python=self.python,
         )
 
@@ -105,10 +106,7 @@ class Two:
     async def front(
         self, first_byte: float = 240.0, **settings: Any
     ) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession]]:
-        replicas: list[dict[str, Any]] = [
-            {"url": self.prefill.url, "role": "prefill", "transfer": self._transfer()},
-            {"url": self.decode.url, "role": "decode"},
-        ]
+        replicas = self.replicas()
         section = {"name": self.setup.name, "threshold_tokens": 0, **settings}
         async with (
             gateway(
@@ -123,6 +121,12 @@ class Two:
             engines = [each.url[7:] for each in (self.prefill, self.decode) if each.process.poll() is None]
             await eventually(lambda: all(made.service.router.fleet.get(ReplicaId(name)) for name in engines), 60)
             yield made, client
+
+    def replicas(self) -> list[dict[str, Any]]:
+        return [
+            {"url": self.prefill.url, "role": "prefill", "transfer": self._transfer()},
+            {"url": self.decode.url, "role": "decode"},
+        ]
 
     def _transfer(self) -> dict[str, Any]:
         return {"bootstrap": f"http://127.0.0.1:{self.bootstrap}"} if self.setup.name == "mooncake" else {}
@@ -376,3 +380,39 @@ def test_without_a_decode_engine_there_is_a_clear_error(two: Two) -> None:
             await eventually(front.is_idle, 30)
 
     run(check(), 600)
+
+
+def test_any_prefill_engine_computes_for_any_decode_engine(tmp_path: Path) -> None:
+    """Two of each kind, with stock engines."""
+    pairs = [Two(SETUPS["example"], tmp_path, name) for name in ("a", "b")]
+    prefills, decodes = [each.prefill for each in pairs], [each.decode for each in pairs]
+
+    async def check() -> None:
+        replicas = [replica for each in pairs for replica in each.replicas()]
+        section = {"name": "shared", "threshold_tokens": 0}
+        policy = {"name": "round_robin"}
+        async with (
+            gateway(replicas, disaggregation=section, policy=policy, health={"timeout_seconds": 20.0}) as front,
+            aiohttp.ClientSession() as client,
+        ):
+            prompts = [prompt(seed) for seed in range(400, 412)]
+            before = [sum(map(computed, prefills)), sum(map(computed, decodes)), sum(map(fetched, decodes))]
+            answers = await asyncio.gather(*(ask(front, client, body(ids)) for ids in prompts))
+            after = [sum(map(computed, prefills)), sum(map(computed, decodes)), sum(map(fetched, decodes))]
+            by_prefill, by_decode, moved = (now - then for now, then in zip(after, before, strict=True))
+            assert by_prefill == PROMPT_TOKENS * len(prompts), "each prompt once"
+            assert moved == pairs[0].setup.fetched(PROMPT_TOKENS) * len(prompts)
+            assert by_decode == PROMPT_TOKENS * len(prompts) - moved
+            ways = {(headers["x-kvlb-prefill"], headers["x-kvlb-replica"]) for headers, _ in answers}
+            assert len({way[0] for way in ways}) == len({way[1] for way in ways}) == 2
+            for ids, (_, answer) in zip(prompts, answers, strict=True):
+                alone = await asyncio.to_thread(prefills[0].post, COMPLETIONS, body(ids))
+                assert said(answer)[0] == said(alone)[0]
+
+    try:
+        for engine in (*prefills, *decodes):
+            engine.wait_ready(2 * START_SECONDS)
+        run(check(), 600)
+    finally:
+        for each in pairs:
+            each.stop()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from balancer.core import Candidate, Outcome, RouteRequest, Truth
+from balancer.core import Candidate, Load, Outcome, RouteRequest, Truth
 from balancer.disaggregation.choosing import Threshold
 from balancer.disaggregation.roles import Part, Role, takes
 from balancer.errors import NoReplica, UnknownModel
@@ -88,6 +88,12 @@ def test_a_short_rest_is_not_split() -> None:
     assert owner.route(part(Part.WHOLE), 0.0, 0.0).is_split, "21 tokens are missing"
     holds(owner, D, PROMPT[:24])
     assert not owner.route(part(Part.WHOLE), 0.0, 0.0).is_split
+
+
+def test_what_can_be_loaded_is_not_missing() -> None:
+    loads = Candidate(D, 100, 10, 0, 0, loadable=(Load("store:shared", 60), Load("CPU", 10)))
+    assert Threshold(20)(loads)
+    assert not Threshold(21)(loads)
 
 
 def test_what_is_worth_a_second_leg_can_be_said_otherwise() -> None:
