@@ -111,6 +111,10 @@ def seen(
     return sorted(found, key=lambda each: (each.cost or 0, each.replica))
 
 
+SPLIT: Final = "; a prefill replica computes its prompt first"
+"""Of a request that is split."""
+
+
 def why(decision: Decision, costs: Sequence[float] | None) -> str:
     """Why the chosen one won, in one sentence; ``costs`` are the candidates', in their order."""
     candidates = decision.candidates
@@ -157,7 +161,7 @@ def explain(
         policy=decision.policy,
         replica=decision.replica.id,
         cached_tokens=decision.cached_tokens,
-        why=why(decision, costs),
+        why=why(decision, costs) + (SPLIT if decision.is_split else ""),
         candidates=seen(decision.candidates, costs, views, tiers),
         not_asked=list(not_asked),
         shadow=msgspec.UNSET if decision.shadow is None else decision.shadow,

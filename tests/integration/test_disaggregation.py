@@ -536,3 +536,16 @@ def test_what_may_have_expired_is_never_fetched() -> None:
             assert await two.counted("released_prefills") == {"": 1}
 
     run(check())
+
+
+def test_decisions_say_that_a_request_was_split() -> None:
+    async def check() -> None:
+        async with pair("nixl") as two:
+            await two.fleet.post(COMPLETIONS, {"prompt": IDS, "max_tokens": 2})
+            page = (await two.front.exchange(get("/debug/decisions"))).partition(b"\r\n\r\n")[2]
+            told = json.loads(page)["decisions"]
+            whys = {each["replica"]: each["why"] for each in told}
+            assert whys[two.decode.url[7:]].endswith("; a prefill replica computes its prompt first")
+            assert "prefill" not in whys[two.prefill.url[7:]]
+
+    run(check())
