@@ -59,7 +59,7 @@ async def garbles(request: Received) -> None:
 
 @contextlib.asynccontextmanager
 async def two(
-    *, connector: str = "nixl", decodes: int = 1, prefill_count: int = 1, **settings: Any
+    *, connector: str = "nixl", decodes: int = 1, prefill_count: int = 1, is_ending: bool = False, **settings: Any
 ) -> AsyncIterator[tuple[Gateway, list[Upstream], list[Upstream]]]:
     """A gateway, its prefill replicas and its decode replicas."""
     sections = {name: settings.pop(name) for name in list(settings) if isinstance(settings[name], dict)}
@@ -78,7 +78,8 @@ async def two(
         section = {"name": connector, "threshold_tokens": 0, **settings}
         made = await stack.enter_async_context(gateway(replicas, disaggregation=section, **sections))
         yield made, first, second
-        await eventually(made.is_idle)
+        if not is_ending:
+            await eventually(made.is_idle)
 
 
 async def ask(front: Gateway, *headers: str, body: bytes = BODY) -> tuple[int, list[tuple[str, str]], bytes]:
@@ -350,5 +351,41 @@ def test_parameters_of_clients_reach_neither_leg(body: bytes) -> None:
                 assert b"evil" not in each.body
                 assert not each.values("x-prefiller-host-port")
             assert d.received[0].body.endswith(PARAMS + b"}")
+
+    run(check())
+
+
+def test_who_may_say_whence_a_cache_comes_is_not_split() -> None:
+    async def check() -> None:
+        async with two(clients={"transfer_params": "pass"}) as (front, (p,), (d,)):
+            body = b'{"messages":[], "kv_transfer_params":{"remote_host":"own"}}'
+            status, _, _ = await ask(front, body=body)
+            assert status == 200
+            assert d.received[0].body == body
+            assert not p.received
+            alone = await front.samples("kvlb_disaggregation_alone_total")
+            assert [labels["reason"] for labels, value in alone if value] == ["body"]
+
+    run(check())
+
+
+@pytest.mark.parametrize("connector", ["nixl", "mooncake"])
+def test_a_gateway_that_ends_leaves_no_lease_behind(connector: str) -> None:
+    async def check() -> None:
+        asked = asyncio.Event()
+
+        async def begins(request: Received) -> None:
+            asked.set()
+
+        ends = {"drain_timeout_seconds": 0.1}
+        async with two(connector=connector, server=ends, is_ending=True) as (front, (p,), (d,)):
+            p.answer, d.answer = begins, says_nothing
+            reader, writer = await front.send(post(CHAT, BODY))
+            await asked.wait()
+            fleet = front.service.router.fleet
+            ending = asyncio.ensure_future(reader.read())
+        assert fleet.open_leases == 0
+        assert b"503" in (await ending).partition(b"\r\n")[0]
+        await close(writer)
 
     run(check())
