@@ -239,7 +239,9 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     ``session`` is a number of the conversation that it belongs to, 0 where nobody says. ``chain`` are the keys of its first
     prompt's blocks, of ``block_size`` tokens each; None where nobody knows its tokens. ``utilisation`` is how much of the
     fleet's time the prompts of the last minute take to compute, 0 to 1 and more. ``reuse`` is the share of prompt tokens
-    of the last minutes that lay in a cache already.
+    of the last minutes that lay in a cache already. ``goes_on`` says whether the prompt goes on where an earlier one ended, as
+    the turns of a conversation do; that is only looked for where a replica had none of the last requests, as many as there are
+    replicas.
     """
 
     session: int = 0
@@ -247,6 +249,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     block_size: int = 1
     utilisation: float = 0.0
     reuse: float = 0.0
+    goes_on: bool = False
 
     def beginning(self, tokens: int) -> int:
         """The key of the first ``tokens`` tokens in full blocks, one at least, or of all full blocks there are; 0 of none."""

@@ -16,6 +16,7 @@ import msgspec
 from balancer.admission import AdmissionSettings, Pool
 from balancer.arms import Arm, Arms, arm
 from balancer.caches import Caches, Sent
+from balancer.continuing import Ends
 from balancer.core import Asked, Candidate, Decision, Failure, Load, Outcome, Paper, Replica, RouteRequest, Truth
 from balancer.disaggregation.choosing import Threshold, Worth
 from balancer.disaggregation.roles import Part, Role
@@ -49,7 +50,8 @@ class _Seen(msgspec.Struct, frozen=True):
     asked: Asked
     arm: Arm
     shadow: Paper | None
-    mixes: Mapping[ReplicaId, Mix] = NO_PLANS
+    mixes: Mapping[ReplicaId, Mix]
+    ends: list[int]
 
 
 NO_ADMISSION: Final = AdmissionSettings()
@@ -94,6 +96,7 @@ class Router:
         self.ejections = Ejections(ejection)
         self.slow_start = SlowStart(slow_start)
         self.sessions = Sessions()
+        self._ends = Ends()
         self._open: dict[int, Sent | None] = {}  # None where somebody else has routed it
         self._settling: dict[int, float] = {}  # lease -> when its expectations end; in order of time
 
@@ -126,6 +129,7 @@ class Router:
         self.load_plans.forget(replica)
         self.ejections.forget(replica)
         self.sessions.forget(replica)
+        self._ends.forget(replica)
 
     def set_status(self, replica: ReplicaId, status: Status) -> None:
         self.fleet.set_status(replica, status)
@@ -160,6 +164,8 @@ class Router:
             self.shadow.count(seen.shadow, seen.arm.name, chosen, knows_tokens=decision.knows_tokens)
         self._open[lease] = self.caches.sent(decision, request, holding.missing)
         self.sessions.sent(request.session, live.replica.id)
+        self._ends.passed(seen.ends)
+        self._note_end(request, live.replica)
         request.stages.passed(Stage.MATCH)
         self.ejections.sent(live.replica.id, lease, now)
         return decision
@@ -377,7 +383,10 @@ class Router:
             )
         stages.passed(Stage.MATCH)
         seen = tuple(candidates)
-        asked = self._asked(request, serving, now, reads_prompt=acting.reads_prompt)
+        is_unused = max([each.skipped for each in seen]) >= len(seen)
+        ends = self._found_ends(request, serving, matches) if is_unused else []
+        goes_on = bool(ends) or (is_unused and session_at is not None)
+        asked = self._asked(request, serving, now, goes_on, reads_prompt=acting.reads_prompt)
         chosen = acting.policy.choose(seen, draw, asked)
         stages.passed(Stage.CHOOSE)
         taken = self.fleet.get(chosen.replica)
@@ -397,11 +406,11 @@ class Router:
                     chosen,
                     draw,
                     lambda: self._beginning(request, serving),
-                    lambda reads_prompt: self._asked(request, serving, now, reads_prompt=reads_prompt),
+                    lambda reads_prompt: self._asked(request, serving, now, goes_on, reads_prompt=reads_prompt),
                 )
             )
             stages.passed(Stage.CHOOSE)
-        return taken, chosen, _Seen(seen, asked, acting, paper, mixes)
+        return taken, chosen, _Seen(seen, asked, acting, paper, mixes, ends)
 
     def _mixes(
         self,
@@ -430,16 +439,37 @@ class Router:
                     mixes[name] = mix
         return mixes
 
-    def _asked(self, request: RouteRequest, serving: Sequence[LiveReplica], now: float, *, reads_prompt: bool) -> Asked:
+    def _asked(
+        self, request: RouteRequest, serving: Sequence[LiveReplica], now: float, goes_on: bool, *, reads_prompt: bool
+    ) -> Asked:
         """What the policy may know besides; the chain is that of one replica, the same one in every process."""
         utilisation, reuse = self.fleet.utilisation(now), self.fleet.reuse
         if not (reads_prompt and request.prompt_lengths):
-            return Asked(request.session, utilisation=utilisation, reuse=reuse)
+            return Asked(request.session, utilisation=utilisation, reuse=reuse, goes_on=goes_on)
         first, matcher = min((live.replica for live in serving), key=lambda each: each.id), self.caches.matcher
         recipe, chains = matcher.recipe(first), matcher.chains(request, first)
         if recipe is None or not chains:
-            return Asked(request.session, utilisation=utilisation, reuse=reuse)
-        return Asked(request.session, chains[0], recipe.block_size, utilisation, reuse)
+            return Asked(request.session, utilisation=utilisation, reuse=reuse, goes_on=goes_on)
+        return Asked(request.session, chains[0], recipe.block_size, utilisation, reuse, goes_on)
+
+    def _found_ends(
+        self, request: RouteRequest, serving: Sequence[LiveReplica], matches: Mapping[ReplicaId, int]
+    ) -> list[int]:
+        """Where earlier prompts ended that the first one goes on with, in the keys of who holds most of it."""
+        if not matches:
+            return []
+        most = max(matches, key=matches.__getitem__)
+        holder = next(live.replica for live in serving if live.replica.id == most)
+        recipe, chains = self.caches.matcher.recipe(holder), self.caches.matcher.chains(request, holder)
+        if recipe is None or not chains:
+            return []
+        size = recipe.block_size
+        return self._ends.found(chains[0], request.prompt_lengths[0] // size, matches[most] // size)
+
+    def _note_end(self, request: RouteRequest, replica: Replica) -> None:
+        recipe, chains = self.caches.matcher.recipe(replica), self.caches.matcher.chains(request, replica)
+        if recipe is not None and chains:
+            self._ends.sent(chains[0], request.prompt_lengths[0] // recipe.block_size, replica.id)
 
     def _beginning(self, request: RouteRequest, serving: Sequence[LiveReplica]) -> int:
         """How the first prompt begins, in the keys of one replica: the same one in every process."""

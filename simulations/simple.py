@@ -110,6 +110,7 @@ class _Play(Course):
         self._draw = dice.random
         self._sessions = sessions
         self._at: dict[int, int] = {}  # session -> replica of its last request
+        self._ends: set[int] = set()  # segments at whose end a prompt has ended
         self._reads_prompt: bool = getattr(policy, "reads_prompt", False)
         self._expecting: bool = getattr(policy, "counts_expected", True)
         self._rank = rank_of(policy)
@@ -200,13 +201,23 @@ class _Play(Course):
                 )
             )
         chain: Keys | None = self._chain(request) if self._reads_prompt else None
-        asked = Asked(session + 1, chain, self._trace.block_size, self._fleet.utilisation(now), self._fleet.reuse)
+        ends: set[int] = set()
+        is_unused = max([each.skipped for each in candidates]) >= len(candidates)
+        if is_unused:  # as balancer.router looks for them
+            ends = self._ends.intersection(path if self._paths.own[request] else path[:-1])
+        goes_on = bool(ends) or (is_unused and at is not None)
+        asked = Asked(
+            session + 1, chain, self._trace.block_size, self._fleet.utilisation(now), self._fleet.reuse, goes_on
+        )
         chosen = self._choose(candidates, self._draw(), asked)
         number = candidates.index(chosen)
         lane = self._lanes[number]
         if session != NO_SESSION:
             self._at[session] = number
         self._chosen[request] = number
+        self._ends -= ends
+        if path and not self._paths.own[request]:
+            self._ends.add(path[-1])
         uncached = chosen.computed_tokens
         if not self._expecting:  # as balancer.router does
             depth = self._holdings.depths(path, expecting=True)[number]

@@ -11,9 +11,10 @@ Of each replica, in seconds, the lowest wins; of equals the one with the fewest 
     again     = reuse * exp(-turnover / eviction_seconds)         of what is reused at all; the lowest of all where nobody knows
     avoidable = again - the lowest again of all, at most 0.9: what is computed again pushes out again, and so on, for as long as
                 it goes where that happens although it need not; a series of which this is the sum
-    others  = request_tokens / speed for each request in flight but one
+    others  = (request_tokens + context_share * the tokens of its prompt) / speed for each request in flight but one
     memory  = memory_seconds for 1,000 tokens that would not fit into the cache beside what runs and waits there
-    trial   = trial_seconds for one that was given nothing while trial_after times as many requests as there are replicas came
+    trial   = trial_seconds for one that was given nothing while trial_after times as many requests as there are replicas came;
+              of prompts that go on where an earlier one ended 0
     session = session_seconds where the conversation's last request went: nobody moves for less
     adapter = adapter_seconds where the LoRA adapter has to be loaded first
 
@@ -50,10 +51,13 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         request_tokens: what another request in flight counts as: it takes a part of every step, and spreads requests that have
             nothing to compute, so that a hot prefix is copied before its holder is the slowest. One does not count: it may
             have ended, and nobody is to move for it.
+        context_share: what each token of its prompt counts as besides: every step reads all of it, so that two requests with
+            100,000 tokens are more to do than six with 100.
         memory_seconds, adapter_seconds: as above.
         session_seconds: as above; what a conversation has there that nobody can count is worth something, and most come back.
         trial_seconds, trial_after: what a request may lose so that a replica that nobody uses is tried, and fills: one that is
-            new, or was slow, would not be where the others can do all of the work.
+            new, or was slow, would not be where the others can do all of the work. Conversations stay where they are: what they
+            would take along is nobody else's.
         doubt: of what a partial or blind replica is thought to hold, the share that is not believed.
         counts_expected: blocks of requests that were sent somewhere and are not computed yet count as held there; without it,
             siblings that come at once are scattered.
@@ -68,6 +72,7 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eviction: Annotated[float, msgspec.Meta(ge=0, le=_MOST)] = 1.0
     eviction_seconds: Annotated[float, msgspec.Meta(gt=0, le=_MOST)] = 300.0
     request_tokens: Annotated[float, msgspec.Meta(ge=0, le=_MOST)] = 100.0
+    context_share: Annotated[float, msgspec.Meta(ge=0, le=_MOST)] = 0.01
     memory_seconds: Seconds = 0.05
     adapter_seconds: Seconds = 0.2
     session_seconds: Seconds = 0.05
@@ -92,7 +97,7 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return calmest(candidates, self.costs(candidates, asked), draw)
 
     def costs(self, candidates: Sequence[Candidate], asked: Asked = NOTHING_ASKED, /) -> list[float]:
-        price, others = self._price(asked), self.request_tokens
+        price, others, contexts = self._price(asked), self.request_tokens, self.context_share
         eviction, lifetime = self.eviction, self.eviction_seconds
         reuse = asked.reuse
         again = [reuse * exp(-each.turnover / lifetime) if each.turnover < _FOR_EVER else 0.0 for each in candidates]
@@ -101,7 +106,7 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if len(known) < len(again):
             least = min(known, default=0.0)
             again = [pushed if each.room_tokens else least for each, pushed in zip(candidates, again, strict=True)]
-        trial, unused = self.trial_seconds, self.trial_after * len(candidates)
+        trial, unused = 0.0 if asked.goes_on else self.trial_seconds, self.trial_after * len(candidates)
         costs = []
         for each, pushed in zip(candidates, again, strict=True):
             uncached: float = each.prompt_tokens - each.cached_tokens - each.load_tokens
@@ -113,7 +118,7 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 factor += eviction * pushed / (needed if needed > _LEAST_NEEDED else _LEAST_NEEDED)
             work = factor * uncached
             if each.in_flight > 1:
-                work += others * (each.in_flight - 1)
+                work += (others + contexts * each.active_tokens / each.in_flight) * (each.in_flight - 1)
             cost = each.wait + each.load_seconds + work / each.speed
             if each.usage:
                 lacking = each.prompt_tokens + each.queued_tokens - (1 - each.usage) * each.room_tokens

@@ -1,12 +1,13 @@
 """``balancer/router.py``: what a policy is told of the load, the request and the fleet, and what of it is no lie."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
 import pytest
 
-from balancer.core import NOTHING_ASKED, Asked, Candidate, Decision, RouteRequest
+from balancer.core import NOTHING_ASKED, Asked, Candidate, Decision, Outcome, RouteRequest
 from balancer.explain import explain
 from balancer.fleet import IDLE_BEFORE, MEMORY_SECONDS
 from balancer.policies.base import Policy, make
@@ -158,6 +159,39 @@ def test_what_is_queued_is_what_the_engine_will_compute_whatever_the_policy_look
     assert live.queued_tokens == 41 + 1
 
 
+def talk(owner: Router, *lengths: int, session: int = 0, first: int = 0) -> list[ReplicaId]:
+    """The turns of one conversation, each after the other has ended; where they were sent."""
+    chosen = []
+    for tokens in lengths:
+        decision = route(owner, request([1000 + first + at for at in range(tokens)], session=session))
+        hold(owner, decision.replica.id, stored([1000 + first + at for at in range(tokens)]))
+        owner.started(decision.lease, 0.0)
+        owner.release(decision.lease, Outcome.OK, 0.0)
+        chosen.append(decision.replica.id)
+    return chosen
+
+
+@pytest.mark.parametrize("session", [0, 5])
+def test_a_conversation_stays_where_it_is_although_another_replica_has_long_had_nothing(session: int) -> None:
+    owner = router(make("predicted_ttft"))
+    assert len(set(talk(owner, *range(40, 440, 8), session=session))) == 1
+
+
+def test_who_begins_anew_behind_the_same_beginning_tries_who_has_long_had_nothing() -> None:
+    owner = router(make("predicted_ttft"))
+    (home,) = set(talk(owner, *range(40, 240, 8)))
+    other = request([*range(1000, 1040), *range(9000, 9050)])
+    assert route(owner, other).replica.id != home
+
+
+def test_one_client_alone_uses_all_replicas() -> None:
+    owner = router(make("predicted_ttft"))
+    homes = [set(talk(owner, 40, 60, 80, first=1000 * each)) for each in range(100)]
+    assert all(len(home) == 1 for home in homes)
+    counts = Counter(next(iter(home)) for home in homes)
+    assert min(counts[A], counts[B]) > 30
+
+
 def test_an_explanation_weighs_as_the_choice_did() -> None:
     """A price that depends on how busy the fleet was is that of the moment."""
     owner = router(make("predicted_ttft", {"max_price": 10.0}))
@@ -174,4 +208,4 @@ def test_an_explanation_weighs_as_the_choice_did() -> None:
     decision = route(owner, request(PROMPT))
     assert decision.replica.id == A, "with a price of ten"
     told = explain(decision, owner.policy, request_id="", time=0.0, path="/", model="m", views=owner.caches.views(0.0))
-    assert told.why == "it has the lowest cost, 21; next is b with 41", "its wait, its price, another in flight"
+    assert told.why == "it has the lowest cost, 21.5; next is b with 41", "its wait, its price, another in flight"

@@ -1,5 +1,6 @@
 """``balancer/router.py`` against what publishers say that does not fit: other sizes, owners, tiers and shapes."""
 
+import random
 from collections.abc import Collection
 
 import msgspec
@@ -117,6 +118,25 @@ def test_prompts_without_a_block_are_spread_by_load() -> None:
     over = router(replica("a"), replica("b"))
     chosen = [over.route(request([1, 2, 3]), 0.0, 0.5).replica.id for _ in range(6)]
     assert (chosen.count(A), chosen.count(B)) == (3, 3)
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_requests_whose_tokens_nobody_knows_are_spread_evenly(in_turn: bool) -> None:
+    """One after the other, or all at once: nobody holds anything of them, and they are not all the first one's."""
+    over = Router(make("predicted_ttft", {}), "predicted_ttft")
+    for name in "abcd":
+        over.put(replica(name))
+    dice = random.Random(1)
+    chosen = []
+    for _ in range(100):
+        decision = over.route(request(size_hint=5000), 0.0, dice.random())
+        chosen.append(decision.replica.id)
+        if in_turn:
+            over.started(decision.lease, 0.0)
+            over.release(decision.lease, Outcome.OK, 0.0)
+    counts = [chosen.count(ReplicaId(name)) for name in "abcd"]
+    assert min(counts) > 15
+    assert in_turn or counts == [25] * 4
 
 
 # Coming and going -----------------------------------------------------------------------------------------------------

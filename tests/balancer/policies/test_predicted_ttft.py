@@ -147,6 +147,56 @@ def test_one_that_was_skipped_for_long_is_tried_by_a_request_that_loses_little(
     assert msgspec.structs.replace(policy, trial_seconds=0.0).choose([holder, unused], 0.0) is holder
 
 
+def test_a_conversation_is_nobodys_trial() -> None:
+    holder, unused = candidate("a", cached=90), candidate("b", skipped=100)
+    assert PredictedTtft().choose([holder, unused], 0.0) is unused
+    assert PredictedTtft().choose([holder, unused], 0.0, Asked(goes_on=True)) is holder
+
+
+def test_two_requests_with_long_contexts_are_more_to_do_than_six_short_ones() -> None:
+    """All of them are being answered; nothing waits, and nobody knows how full the caches are."""
+    long, short = (
+        candidate("a", prompt=1000, flight=2, active_tokens=200_000),
+        candidate("b", prompt=1000, flight=6, active_tokens=600),
+    )
+    assert PredictedTtft().choose([long, short], 0.0) is short
+    assert PredictedTtft(context_share=0.0).choose([long, short], 0.0) is long, "by their number alone"
+    assert PredictedTtft().choose([msgspec.structs.replace(long, in_flight=1), short], 0.0).replica == "a", (
+        "one may have ended"
+    )
+
+
+def test_a_long_prefix_is_copied_before_its_holder_answers_all_who_want_it() -> None:
+    def left_at(tokens: int, policy: PredictedTtft) -> int:
+        free = candidate("b", prompt=tokens)
+        for flight in range(1, 1000):
+            holder = candidate("a", prompt=tokens, cached=tokens, flight=flight, active_tokens=flight * tokens)
+            if policy.choose([holder, free], 0.0) is free:
+                return flight
+        raise AssertionError("never")
+
+    assert left_at(16_000, PredictedTtft(context_share=0.0)) > 150
+    assert left_at(16_000, PredictedTtft()) < 70
+
+
+@pytest.mark.parametrize("turnover", [1.0, inf])
+def test_what_nobody_holds_does_not_go_to_a_small_cache_behind_a_long_line(turnover: float) -> None:
+    sick = candidate("a", prompt=2000, wait=30.0, flight=40, room_tokens=10_000)
+    well = candidate("b", prompt=2000, room_tokens=1_000_000, turnover=turnover)
+    assert PredictedTtft().choose([sick, well], 0.0, Asked(reuse=0.9, utilisation=0.5)) is well
+
+
+def test_a_price_that_is_set_decides_where_hits_differ() -> None:
+    """Each of these weights of what is computed has an effect of its own."""
+    fleet = [
+        candidate("a", prompt=10_000, cached=10_000, wait=20.0),
+        candidate("b", prompt=10_000, cached=5_000, wait=2.0),
+        candidate("c", prompt=10_000),
+    ]
+    chosen = [PredictedTtft(price=price).choose(fleet, 0.0).replica for price in (0.0, 1.0, 5.0, 100.0)]
+    assert chosen == ["c", "c", "b", "a"]
+
+
 def test_a_thrashed_cache_is_left_for_an_empty_one_before_the_prefix_is_worth_it_alone() -> None:
     full, empty = (
         candidate("a", prompt=5000, cached=4000, turnover=2.0, room_tokens=100),

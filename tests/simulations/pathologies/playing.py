@@ -113,6 +113,10 @@ class Played(msgspec.Struct, frozen=True):
         chosen = self.those() if requests is None else requests
         return quantile(sorted([self.run.ttfts[at] for at in chosen]), share)
 
+    def seconds(self, share: float) -> float:
+        """The time to the last token at this share of the requests."""
+        return quantile(sorted([self.run.latencies[at] for at in self.those()]), share)
+
     def asked(self, requests: Sequence[int] | None = None) -> list[int]:
         """By replica, how many requests it had."""
         counts = [0] * self.run.replicas

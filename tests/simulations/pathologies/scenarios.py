@@ -13,6 +13,7 @@ import msgspec
 
 from simulations.detailed_fleet import DetailedFleet, Restart
 from simulations.results import REFUSED
+from simulations.traces.trace import NO_SESSION
 from tests.simulations.pathologies.playing import DEFAULT, FLEET, Foreign, Played, Traffic, play
 
 Figures: TypeAlias = dict[str, float]
@@ -106,6 +107,27 @@ def hot_prompt_in_a_row() -> Figures:
 
 
 @scenario
+def hot_long_prompt() -> Figures:
+    """8 requests a second share 16,384 tokens that one of 8 replicas holds, as agents' do, and have answers of 512."""
+    figures: Figures = {}
+    for policy in (DEFAULT, "round_robin"):
+        traffic = Traffic()
+        now = traffic.warm_up()
+        traffic.ask(now, ("hot", 16_384))
+        first = len(traffic)
+        for each in range(240):
+            traffic.ask(now + 10 + each / 8, ("hot", 16_384), (f"tail {each}", 100), answer=512)
+        played = play(traffic, policy=policy, first=first)
+        figures |= {
+            f"{policy}.ttft_p50": played.ttft(0.5),
+            f"{policy}.seconds_p50": played.seconds(0.5),
+            f"{policy}.replicas": sum(count > 0 for count in played.asked()),
+            f"{policy}.largest_share": max(share(played.asked(), each) for each in range(8)),
+        }
+    return figures
+
+
+@scenario
 def cold_burst() -> Figures:
     """100 prompts of 500 to 8,000 tokens that have nothing in common, within 10 ms."""
     figures: Figures = {}
@@ -126,6 +148,30 @@ def cold_burst() -> Figures:
 
 
 # One after the other
+
+
+@scenario
+def one_after_the_other() -> Figures:
+    """20 conversations of 20 turns that nobody names, one request at a time, 2 replicas; without and behind a system prompt."""
+    figures: Figures = {}
+    for system in (0, 512):
+        for policy in (DEFAULT, "session_sticky"):
+            traffic = Traffic()
+            for talk in range(20):
+                texts = [("system", system)] if system else []
+                for turn in range(20):
+                    texts.append((f"talk {talk} {turn}", 200))
+                    named = NO_SESSION if policy == DEFAULT else talk
+                    traffic.ask(0.0, *texts, conversation=named, chain=0, pause=0.05)
+            played = play(traffic, changed(replicas=2, closed_loop=True), policy)
+            chosen = played.run.chosen
+            figures |= {
+                f"{policy}.{system}.moves": sum(chosen[at] != chosen[at - 1] for at in range(400) if at % 20),
+                f"{policy}.{system}.largest_share": max(share(played.asked(), each) for each in range(2)),
+                f"{policy}.{system}.hit": played.hit(),
+                f"{policy}.{system}.ttft_p95": played.ttft(0.95),
+            }
+    return figures
 
 
 def _behind(system: int) -> Figures:

@@ -45,11 +45,27 @@ def test_hot_prompt_in_a_row(figures: Figures) -> None:
     assert figures[f"{DEFAULT}.ttft_p95"] < 2048 / 23_000 * 1.1
 
 
+def test_hot_long_prompt(figures: Figures) -> None:
+    """What is long is copied, too, before its holder is slow by all who are answered there."""
+    assert figures[f"{DEFAULT}.replicas"] == 8
+    assert figures[f"{DEFAULT}.largest_share"] < 1.5
+    assert figures[f"{DEFAULT}.ttft_p50"] < 1.2 * figures["round_robin.ttft_p50"]
+    assert figures[f"{DEFAULT}.seconds_p50"] < 1.2 * figures["round_robin.seconds_p50"]
+
+
 def test_cold_burst(figures: Figures) -> None:
     """Each computes as much as the others."""
     assert figures[f"{DEFAULT}.most_over_least_computed"] < 1.2
     assert figures[f"{DEFAULT}.ttft_p50"] < figures["round_robin.ttft_p50"]
     assert figures[f"{DEFAULT}.ttft_p95"] < figures["round_robin.ttft_p95"]
+
+
+def test_one_after_the_other(figures: Figures) -> None:
+    """Nothing is ever in flight when a request comes: all replicas are used, and each conversation stays where it is."""
+    for system in (0, 512):
+        assert figures[f"{DEFAULT}.{system}.moves"] == 0
+        assert figures[f"{DEFAULT}.{system}.largest_share"] < 1.5
+        assert figures[f"{DEFAULT}.{system}.hit"] > 0.99 * figures[f"session_sticky.{system}.hit"]
 
 
 def test_behind_a_system_prompt(figures: Figures) -> None:
@@ -84,7 +100,7 @@ def test_foreign_load(figures: Figures) -> None:
     assert figures["sent_there"] < 20
     assert figures["share_meanwhile"] < 0.1
     assert figures["share_30_to_60_after"] > 0.6
-    assert figures["ttft_p95_first_10"] < 2 * figures["ttft_p95_before"]
+    assert figures["ttft_p95_first_10"] < 2.5 * figures["ttft_p95_before"]
     assert figures["ttft_p95_first_10"] < 0.1 * figures["round_robin.ttft_p95_first_10"]
     assert figures["ttft_p95_meanwhile"] < 1.1 * figures["ttft_p95_before"]
 
