@@ -120,20 +120,40 @@ def why(decision: Decision, costs: Sequence[float] | None) -> str:
     candidates = decision.candidates
     if len(candidates) == 1:
         return "it is the only candidate"
-    if len({(each.cached_tokens, each.queued_tokens, each.in_flight, each.share) for each in candidates}) == 1:
-        return NO_SIGNAL
     if costs is None:
+        if len({_signal(each) for each in candidates}) == 1:
+            return NO_SIGNAL
         return f"{decision.policy} weighs no costs; it has a rule of its own"
-    by_cost = sorted(zip(costs, (each.replica for each in candidates), strict=True))
-    mine = next(cost for cost, replica in by_cost if replica == decision.replica.id)
-    rivals = [(cost, replica) for cost, replica in by_cost if replica != decision.replica.id]
+    busy = {each.replica: each.in_flight / each.share for each in candidates}
+    if len(set(costs)) == len(set(busy.values())) == 1:
+        return NO_SIGNAL
+    by_cost = sorted(zip(costs, busy, strict=True))
+    chosen = decision.replica.id
+    mine = next(cost for cost, replica in by_cost if replica == chosen)
+    rivals = [(cost, replica) for cost, replica in by_cost if replica != chosen]
     equal = [replica for cost, replica in rivals if cost == mine]
     if rivals[0][0] < mine:
         return f"{decision.policy} chose it at a cost of {_figure(mine)}, though {rivals[0][1]} costs {_figure(rivals[0][0])}"
-    if equal:
-        named = ", ".join(equal[:_SHOWN]) + (f" and {len(equal) - _SHOWN} more" if len(equal) > _SHOWN else "")
-        return f"it has the lowest cost, {_figure(mine)}, as {named}; chance chose among them"
-    return f"it has the lowest cost, {_figure(mine)}; next is {rivals[0][1]} with {_figure(rivals[0][0])}"
+    if not equal:
+        return f"it has the lowest cost, {_figure(mine)}; next is {rivals[0][1]} with {_figure(rivals[0][0])}"
+    if all(busy[chosen] <= busy[replica] for replica in equal):
+        alike = [replica for replica in equal if busy[replica] == busy[chosen]]
+        if not alike:
+            return f"it has the lowest cost, {_figure(mine)}, as {_named(equal)}, and the fewest requests in flight of these"
+        equal = alike
+    leans = any(each.lean for each in candidates)
+    decided = "the prompt leans to it" if leans else "chance chose among them"
+    return f"it has the lowest cost, {_figure(mine)}, as {_named(equal)}; {decided}"
+
+
+def _signal(candidate: Candidate) -> Candidate:
+    """All of it that a rule could weigh; whose turn it is, and where a prompt leans to, decide between equals."""
+    return msgspec.structs.replace(candidate, replica=ReplicaId(""), last_lease=0, skipped=0, lean=0)
+
+
+def _named(replicas: Sequence[ReplicaId]) -> str:
+    more = len(replicas) - _SHOWN
+    return ", ".join(replicas[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def explain(

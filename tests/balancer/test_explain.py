@@ -57,6 +57,32 @@ def told(policy: str, chosen: str, *candidates: Candidate) -> str:
             "it has the lowest cost, 2.00000001; next is b with 2.000005",
         ),
         ("round_robin", [candidate("a"), candidate("b", flight=2)], "round_robin weighs no costs; it has a rule of its own"),
+        ("predicted_ttft", [candidate("a"), candidate("b")], NO_SIGNAL),
+        (
+            "predicted_ttft",
+            [candidate("a", prompt=200, speed=100.0), candidate("b", prompt=200, speed=50.0)],
+            "it has the lowest cost, 2; next is b with 4",
+        ),
+        (
+            "predicted_ttft",
+            [candidate("a", wait=1.0, speed=100.0), candidate("b", wait=2.0, speed=100.0)],
+            "it has the lowest cost, 2; next is b with 3",
+        ),
+        (
+            "predicted_ttft",
+            [candidate("a", speed=100.0), candidate("b", flight=1, speed=100.0)],
+            "it has the lowest cost, 1, as b, and the fewest requests in flight of these",
+        ),
+        (
+            "predicted_ttft",
+            [candidate("a", speed=100.0), candidate("b", flight=1, speed=100.0), candidate("c", speed=100.0)],
+            "it has the lowest cost, 1, as c; chance chose among them",
+        ),
+        (
+            "predicted_ttft",
+            [candidate("a", speed=100.0, lean=3), candidate("b", speed=100.0, lean=1), candidate("c", speed=1.0)],
+            "it has the lowest cost, 1, as b; the prompt leans to it",
+        ),
     ],
 )  # fmt: skip
 def test_the_reason_is_one_sentence(policy: str, candidates: list[Candidate], expected: str) -> None:
