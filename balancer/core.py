@@ -120,7 +120,8 @@ class RouteRequest(msgspec.Struct, frozen=True):
     ``cached_tokens`` will be that of this one prompt. ``request_id`` names it to people. ``stages`` is told what has been done
     for it. ``rendered_at`` is when an engine was asked for the tokens of its text, which the next one may make otherwise; None
     for tokens that the client has sent. ``session`` is a number of the conversation that it belongs to; 0 where nobody says.
-    ``part`` is what of it is to be sent somewhere.
+    ``part`` is what of it is to be sent somewhere. ``came_at`` is when it first had a replica, by the
+    clock of who routes, if it is given another one now: its turn is still that of then.
     """
 
     model: str
@@ -137,6 +138,7 @@ class RouteRequest(msgspec.Struct, frozen=True):
     yields: float = 0.0
     tells_start: bool = True
     part: Part = Part.WHOLE
+    came_at: float | None = None
 
     @property
     def prompt_tokens(self) -> int:

@@ -76,6 +76,7 @@ class LiveReplica:
         "_written",
         "active_tokens",
         "bundle",
+        "busy_as",
         "clear_at",
         "computing_since",
         "drain",
@@ -107,6 +108,7 @@ class LiveReplica:
         self.prefill = prefill
         self.tally = tally
         self.seen_at = tally.count
+        self.busy_as: _Tally | None = None  # whose replica it was when it began on what it has
         self.learns = True
         self.health = Status.READY
         self.drain: Drain | None = None
@@ -166,6 +168,14 @@ class LiveReplica:
             if least > wait:
                 return least
         return wait if wait > 0 else 0.0
+
+    def is_late(self, now: float) -> bool:
+        """Whether what it computes should have told its first output long ago."""
+        if not self.told:
+            return False
+        first = next(given for given in self.queue.values() if given.tells_start)
+        spent = now - (first.sent_at if self.computing_since is None else max(self.computing_since, first.sent_at))
+        return spent > OVERDUE_SECONDS + OVERDUE_TIMES * first.seconds
 
     def eased_at(self, seconds: float) -> float:
         """When ``sent_wait`` is first no more than that, if nothing happens before; without end where it never is."""
@@ -270,10 +280,17 @@ class _Lease(msgspec.Struct):
     is_passed: bool = False
 
 
-class _Tally(msgspec.Struct):
-    """How many requests all replicas of a model were given."""
+class _Tally:
+    """What all replicas of a model were given: requests, work, and what of it was there already."""
 
-    count: int = 0
+    __slots__ = ("able", "busy", "count", "reused", "work")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.work = _Decaying()
+        self.busy = _Averaged()
+        self.reused = _Share()
+        self.able: int | None = None  # how many of them are available, as long as nothing changes
 
 
 class _Bundle(msgspec.Struct):
@@ -299,10 +316,6 @@ class Fleet:
         self._leases: dict[int, _Lease] = {}
         self._holding: dict[LiveReplica, None] = {}  # those for which anybody is held, removed ones included
         self._next_lease = 1
-        self._work = _Decaying()
-        self._busy = _Averaged()
-        self._reused = _Share()
-        self._able: int | None = None  # how many are available, as long as nothing changes
 
     def __repr__(self) -> str:
         counts = [f"{n} {status}" for status in Status if (n := sum(r.status is status for r in self))]
@@ -320,7 +333,6 @@ class Fleet:
     def put(self, replica: Replica) -> None:
         """Add a replica, or replace what is known of it; work under way and status stay."""
         self._serving.clear()
-        self._able = None
         live = self._live.get(replica.id)
         model = next(iter(replica.base_models), "")
         prefill, tally = (
@@ -329,8 +341,10 @@ class Fleet:
         )
         if live is None:
             self._live[replica.id] = LiveReplica(replica, ReplicaSpeed(prefill), tally)
+            self._counts_change()
             return
         live.replica = replica
+        self._counts_change()
         if live.tally is not tally:  # another model, whose speed has nothing to do with that of the one before
             live.tally, live.seen_at = tally, tally.count
             if live.learns:
@@ -340,21 +354,21 @@ class Fleet:
     def remove(self, replica: ReplicaId) -> None:
         """Take a replica out; its open leases may still be released."""
         self._serving.clear()
-        self._able = None
+        self._counts_change()
         self._live.pop(replica, None)
 
     def set_status(self, replica: ReplicaId, status: Status) -> None:
         live = self._live.get(replica)
         if live is not None:
             live.health = status
-            self._able = None
+            self._counts_change()
 
     def drain(self, replica: ReplicaId, why: Drain | None) -> None:
         """Nothing new is sent there; None ends that."""
         live = self._live.get(replica)
         if live is not None:
             live.drain = why
-            self._able = None
+            self._counts_change()
 
     def departed(self) -> list[ReplicaId]:
         """Those that are leaving and have nothing left to do."""
@@ -410,8 +424,8 @@ class Fleet:
         live.queued_tokens += uncached_tokens
         live.active_tokens += tokens
         live.wrote(uncached_tokens + loads, now)
-        self._work.add(seconds, now)
-        self._reused.add(tokens - uncached_tokens, tokens, now)
+        live.tally.work.add(seconds, now)
+        live.tally.reused.add(tokens - uncached_tokens, tokens, now)
         given = self._leases[lease] = _Lease(live, uncached_tokens, tokens, seconds, now, context, answers, tells_start)
         if rank is None or goes:
             self._send(live, lease, given, now)
@@ -499,7 +513,7 @@ class Fleet:
             live.held_seconds = live.held_seconds - held.seconds if live.held else 0.0
             if not live.held:
                 del self._holding[live]
-            self._work.take_back(held.seconds, held.came_at)
+            live.tally.work.take_back(held.seconds, held.came_at)
             live.queued_tokens -= held.queued_tokens
         elif held.is_waiting and is_good:
             if next(iter(live.queue)) == lease:
@@ -508,7 +522,7 @@ class Fleet:
         elif held.is_waiting:  # nothing of it was computed, as far as anybody knows
             is_first = next(iter(live.queue)) == lease
             left = live.clear_at - (0.0 if held.is_passed else held.seconds)
-            self._work.take_back(held.seconds, held.came_at)
+            live.tally.work.take_back(held.seconds, held.came_at)
             self._answered(live, lease, held, now)
             # The time that has passed was spent on the first one: with that, it is lost, and the next one begins now.
             live.clear_at = now + live.sent_seconds if is_first else max(now, left)
@@ -518,19 +532,23 @@ class Fleet:
         live.active_tokens -= held.tokens
         return live
 
-    def utilisation(self, now: float) -> float:
-        """How much of the time of those that are available the prompts of the last minute take; above 1 they pile up.
+    def utilisation(self, live: LiveReplica, now: float) -> float:
+        """How much of the time of those of its model that are available the last minute's prompts take; above 1 they pile up.
 
         What was expected to be cached may be gone when its turn comes, so it is at least the share of them that was busy.
         """
-        if self._able is None:
-            self._able = sum([live.is_available() for live in self])
-        return max(self._work.rate(now), self._busy.mean(now)) / max(1, self._able)
+        tally = live.tally
+        if tally.able is None:
+            tally.able = sum([each.is_available() for each in self if each.tally is tally])
+        return max(tally.work.rate(now), tally.busy.mean(now)) / max(1, tally.able)
 
-    @property
-    def reuse(self) -> float:
-        """The share of prompt tokens that lay where they were sent, of the last minutes."""
-        return self._reused.share
+    def reuse(self, live: LiveReplica) -> float:
+        """The share of prompt tokens of its model that lay where they were sent, of the last minutes."""
+        return live.tally.reused.share
+
+    def _counts_change(self) -> None:
+        for tally in self._tallies.values():
+            tally.able = None
 
     def _send(self, live: LiveReplica, lease: int, given: _Lease, now: float) -> None:
         if not live.queue:
@@ -543,7 +561,8 @@ class Fleet:
             live.told_seconds += given.seconds
             live.told += 1
             if live.told == 1:
-                self._busy.change(1, now)
+                live.busy_as = live.tally
+                live.busy_as.busy.change(1, now)
 
     def _answered(self, live: LiveReplica, lease: int, given: _Lease, now: float) -> None:
         del live.queue[lease]
@@ -555,7 +574,8 @@ class Fleet:
             live.told -= 1
             live.told_seconds = max(0.0, live.told_seconds - given.seconds) if live.told else 0.0
             if not live.told:
-                self._busy.change(-1, now)
+                assert live.busy_as is not None, "it was busy"
+                live.busy_as.busy.change(-1, now)
         live.queued_tokens -= given.queued_tokens
         given.queued_tokens, given.is_waiting = 0, False
 

@@ -148,7 +148,8 @@ class Router:
         live, chosen, seen = self._choose(request, now, draw)
         is_split = self._is_split(request, live, chosen, now)
         computed, loads = (0, 0) if is_split else (chosen.computed_tokens, chosen.load_tokens)
-        rank = seen.arm.rank(computed / chosen.speed, now)
+        came_at = now if request.came_at is None else request.came_at
+        rank = seen.arm.rank(computed / chosen.speed, came_at)
         if live.replica.id in self.ejections:  # a trial, or nobody else is left: only what is sent there can end that
             rank = None
         if rank is not None:
@@ -258,6 +259,15 @@ class Router:
             for _, lease, _ in live.held
         ]
 
+    def delayed(self, now: float) -> list[int]:
+        """The leases that are held for replicas that should have answered long ago: another one may be sooner by now."""
+        return [
+            lease
+            for live in self.fleet.holding()
+            if len(self.fleet) > 1 and live.is_late(now)
+            for _, lease, _ in live.held
+        ]
+
     def started(self, lease: int, now: float) -> None:
         """The first output of the request has come: its prompt is computed."""
         self.fleet.started(lease, now)
@@ -342,6 +352,7 @@ class Router:
             mixes = self._mixes(request, serving, matches, loads, now)
         beginning = 0 if any(matches.values()) else self._beginning(request, serving)
         session_at = self.sessions.at(request.session)
+        came_at = now if request.came_at is None else request.came_at
         candidates = []
         for at, live in enumerate(serving):
             name = live.replica.id
@@ -352,7 +363,7 @@ class Router:
             mix = mixes.get(name) if mixes else None
             loaded = 0 if mix is None else mix.loaded_tokens
             if live.held:
-                rank = acting.rank((prompt_tokens - cached - loaded) / speed, now)
+                rank = acting.rank((prompt_tokens - cached - loaded) / speed, came_at)
                 wait, passed = (live.wait(now), 0) if rank is None else live.standing(rank + request.yields, now)
             candidates.append(
                 Candidate(  # by position, which costs half as much as by name
@@ -421,7 +432,7 @@ class Router:
         now: float,
     ) -> dict[ReplicaId, Mix]:
         """What those would do that could load something, as far as anybody knows what that costs."""
-        mixes, utilisation = {}, self.fleet.utilisation(now)
+        mixes, utilisation = {}, self.fleet.utilisation(serving[0], now)
         for live in serving:
             name = live.replica.id
             if name in loads:
@@ -443,7 +454,7 @@ class Router:
         self, request: RouteRequest, serving: Sequence[LiveReplica], now: float, goes_on: bool, *, reads_prompt: bool
     ) -> Asked:
         """What the policy may know besides; the chain is that of one replica, the same one in every process."""
-        utilisation, reuse = self.fleet.utilisation(now), self.fleet.reuse
+        utilisation, reuse = self.fleet.utilisation(serving[0], now), self.fleet.reuse(serving[0])
         if not (reads_prompt and request.prompt_lengths):
             return Asked(request.session, utilisation=utilisation, reuse=reuse, goes_on=goes_on)
         first, matcher = min((live.replica for live in serving), key=lambda each: each.id), self.caches.matcher

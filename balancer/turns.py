@@ -2,18 +2,23 @@
 
 Knows futures and when to look again. Decides nothing itself: the order, and what is enough to do, are the policy's and the
 fleet's (``balancer.fleet``). Between calls: whoever is held waits for its own replica; one whose replica can take nothing any
-more has been given another one; a lease that nobody waits for any more has been given back.
+more, or is late, has been placed anew; a lease that nobody waits for any more has been given back.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
+from itertools import chain
 from typing import Final
 
 import msgspec
 
 from balancer.core import Decision, RouteRequest
 from balancer.router import Router
+
+AGAIN: Final = 1.0
+"""Seconds after which those are placed anew who are held for a replica that is late."""
 
 _AFTER: Final = 0.001
 """Seconds: who looks at the very moment may be told by rounding that it has not come, and would look no more."""
@@ -41,6 +46,7 @@ class Turns:
         self._held: dict[int, _Held] = {}  # by lease
         self._timer: asyncio.TimerHandle | None = None
         self._is_looking = False
+        self._placed_at = -math.inf
 
     def __len__(self) -> int:
         return len(self._held)
@@ -81,7 +87,11 @@ class Turns:
 
     def _look(self) -> float:
         """Until nobody can go any more; when that was."""
-        for lease in self._router.stranded():
+        now = time.monotonic()
+        delayed: list[int] = []
+        if now >= self._placed_at + AGAIN:
+            self._placed_at, delayed = now, self._router.delayed(now)
+        for lease in chain(self._router.stranded(), delayed):
             held = self._held.pop(lease, None)
             if held is not None:  # else it has had a place this very moment, and is on its way to ``hold``
                 self._move(held)
@@ -93,12 +103,12 @@ class Turns:
         return now
 
     def _move(self, held: _Held) -> None:
-        """Its replica can take nothing any more."""
+        """Its replica can take nothing any more, or takes far longer than expected."""
         self._give_back(held.decision.lease)
         if held.future.done():
             return
         try:
-            held.decision = self._decide(held.request)
+            held.decision = self._decide(msgspec.structs.replace(held.request, came_at=held.since))
         except Exception as error:  # a policy may be anybody's; it fails its own request, and not whoever looks
             held.future.set_exception(error)
             return
@@ -119,13 +129,16 @@ class Turns:
             self._give_back(held.decision.lease)
 
     def _look_later(self, now: float) -> None:
-        """When the next one's turn comes by time alone. Whose turn has not come although it was due waits for an answer."""
+        """When the next one's turn comes by time alone, or somebody may be late. Whose turn was due waits for an answer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        due = self._router.due(now) if self._held else None
-        if due is not None:
-            self._timer = asyncio.get_running_loop().call_later(due - now + _AFTER, self._on_time)
+        if self._held:
+            due = self._router.due(now)
+            again = self._placed_at + AGAIN
+            self._timer = asyncio.get_running_loop().call_later(
+                max(0.0, (again if due is None else min(due, again)) - now) + _AFTER, self._on_time
+            )
 
     def _on_time(self) -> None:
         self._timer = None

@@ -165,7 +165,7 @@ class _Play(Course):
         depths = self._holdings.depths(path, expecting=self._expecting)
         leading = 0 if any(depths) else self._beginning(request)
         stored = 0 if self._store is None else min(self._store.depth(path), usable)
-        price = 1 / max(LEAST_IDLE, 1 - self._fleet.utilisation(now))
+        price = 1 / max(LEAST_IDLE, 1 - self._fleet.utilisation(self._live[0], now))
         candidates = []
         speed = self._settings.believed_tps or self._settings.prefill_tps
         for number, (live, depth) in enumerate(zip(self._live, depths, strict=True)):
@@ -206,9 +206,9 @@ class _Play(Course):
         if is_unused:  # as balancer.router looks for them
             ends = self._ends.intersection(path if self._paths.own[request] else path[:-1])
         goes_on = bool(ends) or (is_unused and at is not None)
-        asked = Asked(
-            session + 1, chain, self._trace.block_size, self._fleet.utilisation(now), self._fleet.reuse, goes_on
-        )
+        first = self._live[0]
+        utilisation, reuse = self._fleet.utilisation(first, now), self._fleet.reuse(first)
+        asked = Asked(session + 1, chain, self._trace.block_size, utilisation, reuse, goes_on)
         chosen = self._choose(candidates, self._draw(), asked)
         number = candidates.index(chosen)
         lane = self._lanes[number]

@@ -280,78 +280,78 @@ def test_one_whose_speed_nobody_knows_is_taken_for_usual() -> None:
 
 def test_the_utilisation_is_the_share_of_time_that_the_last_minute_takes() -> None:
     owner = slow("a", "b")
-    assert owner.utilisation(0.0) == 0
+    assert owner.utilisation(live(owner), 0.0) == 0
     for second in range(600):
         lease = acquire(owner, 100, float(second))  # one second's work a second, for two
         owner.started(lease, second + 1.0)
-    assert owner.utilisation(600.0) == pytest.approx(0.5, rel=0.02)
-    assert owner.utilisation(600.0 + MEMORY_SECONDS) == pytest.approx(0.5 / math.e, rel=0.02)
+    assert owner.utilisation(live(owner), 600.0) == pytest.approx(0.5, rel=0.02)
+    assert owner.utilisation(live(owner), 600.0 + MEMORY_SECONDS) == pytest.approx(0.5 / math.e, rel=0.02)
 
 
 def test_who_is_busy_has_no_time_whatever_was_expected_of_the_work() -> None:
     owner = slow("a", "b")
     for second in range(600):  # one in a hundred seconds of work is expected, and takes the whole second
         owner.started(acquire(owner, 1, float(second)), second + 1.0)
-    assert owner.utilisation(600.0) == pytest.approx(0.5, rel=0.02)
-    assert owner.utilisation(600.0 + MEMORY_SECONDS) == pytest.approx(0.5 / math.e, rel=0.02)
+    assert owner.utilisation(live(owner), 600.0) == pytest.approx(0.5, rel=0.02)
+    assert owner.utilisation(live(owner), 600.0 + MEMORY_SECONDS) == pytest.approx(0.5 / math.e, rel=0.02)
 
 
 @pytest.mark.parametrize("tokens", [100, 1])
 def test_a_fleet_that_is_busy_from_the_first_moment_is_soon_known_to_be(tokens: int) -> None:
     owner = slow("a", "b")
     lease = acquire(owner, tokens, 0.0)
-    assert owner.utilisation(0.0) < 0.2, "one request is no load"
+    assert owner.utilisation(live(owner), 0.0) < 0.2, "one request is no load"
     for second in range(1, 21):
         owner.started(lease, float(second))
         lease = acquire(owner, tokens, float(second))  # done in a second, whatever was expected
-    assert 0.35 < owner.utilisation(20.0) < 0.5
+    assert 0.35 < owner.utilisation(live(owner), 20.0) < 0.5
 
 
 def test_work_piles_up_beyond_one() -> None:
     owner = slow("a")
     for second in range(600):
         acquire(owner, 300, float(second))
-    assert owner.utilisation(600.0) == pytest.approx(3.0, rel=0.02)
+    assert owner.utilisation(live(owner), 600.0) == pytest.approx(3.0, rel=0.02)
 
 
 def test_those_that_cannot_be_used_have_no_time() -> None:
     owner = slow("a", "b", "c")
     acquire(owner, 6000, 0.0)
-    whole = owner.utilisation(0.0)
+    whole = owner.utilisation(live(owner), 0.0)
     owner.set_status(A, Status.LOST)
-    assert owner.utilisation(0.0) == pytest.approx(whole * 3 / 2)
+    assert owner.utilisation(live(owner), 0.0) == pytest.approx(whole * 3 / 2)
     owner.drain(ReplicaId("b"), Drain.ASKED)
-    assert owner.utilisation(0.0) == pytest.approx(whole * 3)
+    assert owner.utilisation(live(owner), 0.0) == pytest.approx(whole * 3)
     owner.set_status(A, Status.READY)
     owner.drain(ReplicaId("b"), None)
-    assert owner.utilisation(0.0) == pytest.approx(whole)
+    assert owner.utilisation(live(owner), 0.0) == pytest.approx(whole)
     owner.remove(ReplicaId("c"))
-    assert owner.utilisation(0.0) == pytest.approx(whole * 3 / 2)
+    assert owner.utilisation(live(owner), 0.0) == pytest.approx(whole * 3 / 2)
     owner.put(replica("c"))
-    assert owner.utilisation(0.0) == pytest.approx(whole)
+    assert owner.utilisation(live(owner), 0.0) == pytest.approx(whole)
     for each in "abc":
         owner.set_status(ReplicaId(each), Status.LOST)
-    assert owner.utilisation(0.0) == pytest.approx(whole * 3), "as if there were one"
+    assert owner.utilisation(live(owner), 0.0) == pytest.approx(whole * 3), "as if there were one"
 
 
 def test_what_was_never_computed_was_no_work() -> None:
     owner = slow("a")
     acquire(owner, 6000, 0.0)
-    alone = owner.utilisation(30.0)
+    alone = owner.utilisation(live(owner), 30.0)
     lease = acquire(owner, 3000, 10.0)
-    assert owner.utilisation(30.0) > alone
+    assert owner.utilisation(live(owner), 30.0) > alone
     owner.release(lease, 20.0)
-    assert owner.utilisation(30.0) == pytest.approx(alone)
+    assert owner.utilisation(live(owner), 30.0) == pytest.approx(alone)
     lease = acquire(owner, 3000, 20.0)
     acquire(owner, 6000, 25.0)
     owner.release(lease, 25.0)
     known = 1 - math.exp(-(30 + IDLE_BEFORE) / MEMORY_SECONDS)
     alone += 60 / MEMORY_SECONDS * math.exp(-5 / MEMORY_SECONDS) / known
-    assert owner.utilisation(30.0) == pytest.approx(alone)
+    assert owner.utilisation(live(owner), 30.0) == pytest.approx(alone)
     done = acquire(owner, 3000, 30.0)
     owner.started(done, 31.0)
     owner.release(done, 32.0)
-    assert owner.utilisation(32.0) > alone
+    assert owner.utilisation(live(owner), 32.0) > alone
 
 
 # Who is held
@@ -445,7 +445,7 @@ def test_what_was_sent_before_anybody_here_knew_of_it_is_not_awaited() -> None:
     assert (live(owner).waiting, live(owner).answering) == (1, 1)
     assert live(owner).wait(1.0) == pytest.approx(2.0)
     assert live(owner).wait(60.0) == 0.0
-    assert owner.utilisation(600.0) == pytest.approx(0.0, abs=0.01)
+    assert owner.utilisation(live(owner), 600.0) == pytest.approx(0.0, abs=0.01)
     owner.started(queued, 60.0)
     assert live(owner).waiting == 0
     for lease in (begun, queued):
@@ -528,7 +528,7 @@ def test_whatever_comes_and_goes_can_be_asked_about_and_leaves_nothing(
     def looked_at() -> None:
         assert one.wait(now) >= one.sent_wait(now) >= 0
         assert one.standing(1.0, now)[0] >= 0
-        assert owner.utilisation(now) >= 0
+        assert owner.utilisation(live(owner), now) >= 0
         owner.due(one)
 
     for what, which, tokens, tells, rank, passed in moves:
@@ -605,13 +605,13 @@ def test_a_full_cache_turns_over_as_fast_as_it_is_written() -> None:
 
 def test_reuse_is_the_share_of_tokens_that_were_there_in_the_last_minutes() -> None:
     owner = fleet("a")
-    assert owner.reuse == 0
+    assert owner.reuse(live(owner)) == 0
     owner.acquire(live(owner), 1000, 1000, 0.0)
-    assert owner.reuse == 0
+    assert owner.reuse(live(owner)) == 0
     owner.acquire(live(owner), 500, 1000, 0.0)
-    assert owner.reuse == 0.25
+    assert owner.reuse(live(owner)) == 0.25
     owner.acquire(live(owner), 100, 1000, 3000.0)
-    assert owner.reuse == pytest.approx(0.9, abs=0.01)
+    assert owner.reuse(live(owner)) == pytest.approx(0.9, abs=0.01)
 
 
 def test_who_is_given_nothing_while_others_are_is_known_to_be_skipped() -> None:

@@ -95,7 +95,7 @@ def test_considering_sends_nothing() -> None:
     owner = router(make("session_sticky"))
     owner.consider(request(PROMPT, session=5), 0.0, 0.0)
     assert not any(each.has_session for each in route(owner, request(PROMPT, session=5)).candidates)
-    assert owner.fleet.utilisation(0.0) == pytest.approx(41 / 10_000 / 60 / 2 / KNOWN)
+    assert owner.fleet.utilisation(next(iter(owner.fleet)), 0.0) == pytest.approx(41 / 10_000 / 60 / 2 / KNOWN)
 
 
 def test_the_prompt_is_told_to_those_who_read_it_in_the_keys_of_one_replica() -> None:

@@ -329,3 +329,29 @@ def test_a_policy_that_fails_fails_its_own_request() -> None:
         await front.service.release(first.lease, Outcome.OK)
 
     with_front(check)
+
+
+def test_who_waits_for_one_that_is_late_goes_to_another_and_keeps_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("balancer.fleet.OVERDUE_SECONDS", 0.05)
+    monkeypatch.setattr("balancer.turns.AGAIN", 0.02)
+
+    async def check(front: Front) -> None:
+        first = await front.ask(10)
+        waiting = [front.ask(20) for _ in range(3)]
+        second = await waiting[0]  # sent when the first one should have been done
+        assert len(front.service.turns) == 2
+        front.put("b")
+        third = await asyncio.wait_for(waiting[1], 10)
+        younger = front.ask(20)
+        await settle()
+        assert not younger.done()
+        await front.answer(third)
+        fourth = await asyncio.wait_for(waiting[2], 10)
+        assert not younger.done(), "it came later"
+        await front.answer(fourth)
+        fifth = await asyncio.wait_for(younger, 10)
+        assert [each.replica.id for each in (first, second, third, fourth, fifth)] == [A, A, B, B, B]
+        for each in (fifth, first, second):
+            await front.answer(each)
+
+    with_front(check)
