@@ -63,7 +63,7 @@ class StoreIndex:
         holder = self._holder(namespace)
         if holder is None:
             return False
-        new = self._table.lacking(self._table.bit(holder), group, list(dict.fromkeys(keys)))
+        new = self._table.lacking(self._table.bit(holder), group, list(keys))
         return self._table.store(holder, group, new)
 
     def discard(self, namespace: Namespace, keys: Iterable[int], group: int = 0) -> int:
