@@ -40,7 +40,7 @@ class Account(msgspec.Struct):
     waiting: deque[tuple[float, int]] = msgspec.field(default_factory=deque)
     """When each of those that are not judged yet ended, and what it was to fetch."""
     judged_at: int = 0
-    """``fetched`` at the last judgement."""
+    """So much of ``fetched`` was for requests that are judged."""
 
 
 class Witness:
@@ -71,7 +71,9 @@ class Witness:
         for _ in settled:
             account.waiting.popleft()
         expected, fetched = sum(settled), account.fetched - account.judged_at
-        account.judged_at = account.fetched
+        # What goes beyond it was fetched for those that are judged later; but no more than was to be fetched for them.
+        later = sum(tokens for _, tokens in account.waiting)
+        account.judged_at = max(account.judged_at + min(expected, fetched), account.fetched - later)
         return Doubt(len(settled), expected, fetched) if fetched < SHARE * expected else None
 
     def forget(self, replica: ReplicaId) -> None:

@@ -73,8 +73,8 @@ class Transfers:
         self.kept: dict[str, Kept] = {}
         self.num_fetched_tokens = 0
         self.num_expired = 0
-        self.places: set[str] = set()
-        """What it has blocks for that are to come, although who has asked for them has gone (vLLM 0.32, Mooncake)."""
+        self.places: dict[str, float] = {}
+        """Until when it has blocks for what is to come, although who has asked for it has gone (vLLM 0.32, Mooncake)."""
         self._store = store
         self._lease_seconds = lease_seconds
         self._block_size = block_size
@@ -177,7 +177,7 @@ class Transfers:
         self._news.set()
         for other in _ENGINES.values():
             if key in other.places:  # nobody is there any more, but it can be sent
-                other.places.remove(key)
+                del other.places[key]
                 self._free(self.kept.pop(key))
         if self.connector in {"mooncake", "p2p_nccl"}:
             return None
@@ -235,13 +235,14 @@ class Transfers:
             except TimeoutError:
                 raise _failed() from None
             except asyncio.CancelledError:
-                taker.places.add(key)
+                taker.places[key] = until
                 raise
         return self.give(key, ask, taker)
 
     def expire(self) -> None:
         """Give up what nobody has fetched in time."""
         now = time.monotonic()
+        self.places = {key: until for key, until in self.places.items() if until > now}
         for key, kept in list(self.kept.items()):
             if kept.until <= now:
                 del self.kept[key]

@@ -456,7 +456,7 @@ def test_a_client_that_leaves_at_any_time_leaves_nothing_behind(connector: Conne
             _, writer = await two.front.send(post(COMPLETIONS, body))
             await asyncio.sleep(seconds)
             await close(writer)
-            await eventually(lambda: two.prefill.process.figures() and two.is_at_rest())
+            await eventually(two.is_at_rest)
             assert (await ask(two))[0] == 200
 
     run(check())
@@ -496,7 +496,7 @@ def test_what_is_computed_for_a_client_that_has_left_is_given_back(monkeypatch: 
 def test_two_and_two_under_load_lose_nothing_when_one_of_each_kind_dies(connector: ConnectorName) -> None:
     async def check() -> None:
         patient = {"connect_seconds": 60.0}  # all of them share one loop here
-        engine = config(lease_seconds=1.0)
+        engine = config(lease_seconds=1.0, transfer_patience=2.0)
         async with pair(connector, prefills=2, decodes=2, engine=engine, timeouts=patient) as four:
             failed: list[int] = []
 
@@ -517,7 +517,7 @@ def test_two_and_two_under_load_lose_nothing_when_one_of_each_kind_dies(connecto
             await four.decodes[1].kill()
             await asyncio.gather(*users)
             assert not failed
-            await eventually(lambda: four.prefill.process.figures() and four.is_at_rest())
+            await eventually(four.is_at_rest)
             assert (await four.counted("legs"))["decode ok"] > 50
 
     run(check(), 90)

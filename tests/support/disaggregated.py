@@ -46,6 +46,8 @@ class Pair:
     def is_at_rest(self) -> bool:
         """Whether no lease is open, and no engine holds anything for anybody."""
         engines = [each for each in self.fleet.engines if each.is_running]
+        for each in engines:
+            each.process.figures()  # where what is overdue is given up
         return self.front.is_idle() and all(
             not (each.process.transfers.kept or each.process.transfers.places)
             and all(rank.engine.is_idle and not rank.engine.kv_cache_usage for rank in each.process.ranks)

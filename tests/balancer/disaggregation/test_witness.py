@@ -41,6 +41,18 @@ def test_an_engine_that_fetches_is_not_doubted_when_it_is_started_again_either()
     assert not witness.accounts
 
 
+def test_what_was_fetched_for_requests_that_are_judged_later_counts_for_them() -> None:
+    witness = Witness()
+    witness.told(D, 0.0, 0.0)
+    handed(witness, ENOUGH, 1.0)
+    handed(witness, ENOUGH, 5.0)
+    figure = 2 * 100 * ENOUGH
+    assert witness.told(D, figure, 1.0 + LATER) is None
+    assert witness.told(D, figure, 5.0 + LATER) is None
+    handed(witness, ENOUGH, 30.0)
+    assert witness.told(D, figure, 30.0 + LATER) == Doubt(ENOUGH, 100 * ENOUGH, 0), "and for no others"
+
+
 def test_what_came_before_the_engine_was_first_asked_does_not_count() -> None:
     witness = Witness()
     handed(witness, 5 * ENOUGH, 0.0)
