@@ -20,7 +20,8 @@ _LOTS: Final = 2**64
 class Arm(msgspec.Struct, frozen=True):
     """A policy, what it is called, and the share of requests that are its own, 0 to 1.
 
-    ``reads_prompt``, ``counts_expected``, ``rank`` and ``feed`` are what the policy says of itself (``docs/policies.md``).
+    ``reads_prompt``, ``counts_expected``, ``rank``, ``feed`` and ``trial_after`` are what the policy says of itself
+    (``docs/policies.md``).
     """
 
     name: str
@@ -30,6 +31,7 @@ class Arm(msgspec.Struct, frozen=True):
     counts_expected: bool = True
     rank: Rank = in_turn
     feed: Feed = DEFAULT_FEED
+    trial_after: int | None = None
 
     @property
     def orders(self) -> bool:
@@ -47,6 +49,7 @@ def arm(name: str, policy: Policy, share: float = 1.0) -> Arm:
         getattr(policy, "counts_expected", True),
         rank_of(policy),
         getattr(policy, "feed", DEFAULT_FEED),
+        getattr(policy, "trial_after", None),
     )
 
 

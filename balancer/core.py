@@ -242,8 +242,8 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     prompt's blocks, of ``block_size`` tokens each; None where nobody knows its tokens. ``utilisation`` is how much of the
     fleet's time the prompts of the last minute take to compute, 0 to 1 and more. ``reuse`` is the share of prompt tokens
     of the last minutes that lay in a cache already. ``goes_on`` says whether the prompt goes on where an earlier one ended, as
-    the turns of a conversation do; that is only looked for where a replica had none of the last requests, as many as there are
-    replicas.
+    the turns of a conversation do; that is only looked for where a policy has a ``trial_after``, and a replica had none of the
+    last requests, so many times as many as there are replicas.
     """
 
     session: int = 0

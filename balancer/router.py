@@ -394,7 +394,8 @@ class Router:
             )
         stages.passed(Stage.MATCH)
         seen = tuple(candidates)
-        is_unused = max([each.skipped for each in seen]) >= len(seen)
+        after = acting.trial_after
+        is_unused = after is not None and max([each.skipped for each in seen]) >= after * len(seen)
         ends = self._found_ends(request, serving, matches) if is_unused else []
         goes_on = bool(ends) or (is_unused and session_at is not None)
         asked = self._asked(request, serving, now, goes_on, reads_prompt=acting.reads_prompt)

@@ -113,6 +113,7 @@ class _Play(Course):
         self._ends: set[int] = set()  # segments at whose end a prompt has ended
         self._reads_prompt: bool = getattr(policy, "reads_prompt", False)
         self._expecting: bool = getattr(policy, "counts_expected", True)
+        self._trial_after: int | None = getattr(policy, "trial_after", None)
         self._rank = rank_of(policy)
         self._fleet = Fleet(getattr(policy, "feed", DEFAULT_FEED))
         self._held: dict[int, int] = {}  # lease -> request
@@ -202,7 +203,8 @@ class _Play(Course):
             )
         chain: Keys | None = self._chain(request) if self._reads_prompt else None
         ends: set[int] = set()
-        is_unused = max([each.skipped for each in candidates]) >= len(candidates)
+        after = self._trial_after
+        is_unused = after is not None and max([each.skipped for each in candidates]) >= after * len(candidates)
         if is_unused:  # as balancer.router looks for them
             ends = self._ends.intersection(path if self._paths.own[request] else path[:-1])
         goes_on = bool(ends) or (is_unused and at is not None)

@@ -66,6 +66,7 @@ def choice(replicas: int, length: int) -> None:
     request = RouteRequest(
         "m", PromptHashes([[dice.randrange(VOCABULARY) for _ in range(length)]], None, memory), (length,)
     )
+    router.route(request, -1000.0, 0.0)  # none of them has just started
     now = 0.0
     for _ in range(4 * replicas):
         now += 0.05
