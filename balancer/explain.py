@@ -4,6 +4,7 @@ Knows a decision, its candidates and the policy that chose. Never chooses: it te
 would have cost. All lengths are tokens; what a cost counts is the policy's own.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -33,7 +34,10 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     was known of the cache, ``reason`` why not more; None where nobody had looked. ``tiers`` has the prompt's tokens that
     each tier holds, by events alone; ``cached_tokens`` also counts what is still expected. The last token is never counted.
     ``loadable`` are further leading tokens, by the tier or the store that they could be loaded from instead of being computed;
-    ``share`` is there while the replica starts slowly.
+    ``share`` is there while the replica starts slowly. ``wait_seconds`` is how long it was thought to be busy before this one,
+    ``tokens_per_second`` how fast it was thought to compute, ``passed`` how many that are held for it would have been passed,
+    ``turnover_seconds`` how long what nobody uses stays in its cache (not there while it has room), ``usage`` the share of the
+    cache that running requests need, ``skipped`` how many requests went elsewhere since its last one.
     """
 
     replica: ReplicaId
@@ -46,6 +50,13 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     tiers: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
     loadable: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
     share: float | msgspec.UnsetType = msgspec.UNSET
+    wait_seconds: float = 0.0
+    tokens_per_second: float = 0.0
+    passed: int | msgspec.UnsetType = msgspec.UNSET
+    turnover_seconds: float | msgspec.UnsetType = msgspec.UNSET
+    usage: float | msgspec.UnsetType = msgspec.UNSET
+    skipped: int = 0
+    has_session: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class NotAsked(msgspec.Struct, frozen=True):
@@ -65,7 +76,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     ``knows_tokens`` and ``is_predicted`` are those of ``core.Decision``. ``outcome`` and ``truth`` are None until the request
     has ended, or when it was never sent; then ``request_id`` is empty, and ``not_asked`` has those that were no candidates.
-    ``shadow`` is what another policy would have chosen, where one decides on paper.
+    ``shadow`` is what another policy would have chosen, where one decides on paper. ``utilisation``, ``reuse`` and ``goes_on``
+    are what the policy was told besides (``core.Asked``).
     """
 
     request_id: str
@@ -82,6 +94,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     candidates: list[Seen]
     not_asked: list[NotAsked] = []
     shadow: Paper | msgspec.UnsetType = msgspec.UNSET
+    utilisation: float = 0.0
+    reuse: float = 0.0
+    goes_on: bool = False
     outcome: Outcome | None = None
     truth: Truth | None = None
 
@@ -105,6 +120,13 @@ def seen(
             tiers=msgspec.UNSET if tiers is None else tiers.get(each.replica, {}),
             loadable={load.source: load.tokens for load in each.loadable} if each.loadable else msgspec.UNSET,
             share=each.share if each.share < 1 else msgspec.UNSET,
+            wait_seconds=round(each.wait, 6),
+            tokens_per_second=round(each.speed, 1),
+            passed=each.passed or msgspec.UNSET,
+            turnover_seconds=round(each.turnover, 3) if each.turnover < math.inf else msgspec.UNSET,
+            usage=each.usage or msgspec.UNSET,
+            skipped=each.skipped,
+            has_session=each.has_session or msgspec.UNSET,
         )
         for at, each in enumerate(candidates)
     ]
@@ -185,6 +207,9 @@ def explain(
         candidates=seen(decision.candidates, costs, views, tiers),
         not_asked=list(not_asked),
         shadow=msgspec.UNSET if decision.shadow is None else decision.shadow,
+        utilisation=round(decision.asked.utilisation, 4),
+        reuse=round(decision.asked.reuse, 4),
+        goes_on=decision.asked.goes_on,
     )
 
 

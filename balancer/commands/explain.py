@@ -189,7 +189,19 @@ def written(told: Explanation) -> str:
     return "\n".join(map(printable, lines))
 
 
-_HEAD: Final = ("", "replica", "cached", "queued", "in flight", "cost", "knowledge", "by events", "could load")
+_HEAD: Final = (
+    "",
+    "replica",
+    "cached",
+    "queued",
+    "in flight",
+    "wait",
+    "tokens/s",
+    "cost",
+    "knowledge",
+    "by events",
+    "could load",
+)
 
 
 def _tiers(held: dict[str, int]) -> str:
@@ -203,6 +215,8 @@ def _row(each: Seen, told: Explanation) -> tuple[str, ...]:
         f"{each.cached_tokens:,}",
         f"{each.queued_tokens:,}",
         f"{each.in_flight:,}",
+        f"{each.wait_seconds:,.3f} s",
+        f"{each.tokens_per_second:,.0f}",
         "-" if each.cost is None else f"{each.cost:,.6g}",
         each.knowledge,
         "" if each.tiers is msgspec.UNSET else _tiers(each.tiers),
@@ -213,7 +227,7 @@ def _row(each: Seen, told: Explanation) -> tuple[str, ...]:
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns as wide as they must be; figures at the right."""
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    left = {0, 1, 6, 7, 8}
+    left = {0, 1, 8, 9, 10}
     return [
         "  ".join(
             cell.ljust(widths[at]) if at in left else cell.rjust(widths[at]) for at, cell in enumerate(row)

@@ -6,6 +6,7 @@ from balancer.core import Decision, Knowledge, Outcome, Truth
 from balancer.decisions import MAX_ID, NOBODY, DecisionLog, Origin, Salts
 from balancer.knowledge import View
 from balancer.policies.base import make
+from balancer.speeds import PREFILL_SPEED
 from indexer.index import ReplicaId
 from tests.support.routing import candidate, replica
 
@@ -84,6 +85,7 @@ def test_what_is_told_has_every_figure_the_policy_saw() -> None:
     log.opened(decision(1), "m", Origin("r1", "/v1/completions"), 1000.0)
     log.know({A: View(Knowledge.PARTIAL, "lost")})
     told = msgspec.to_builtins(log.last(1)[0].explained(POLICY))
+    waits = {"wait_seconds": 0.0, "tokens_per_second": PREFILL_SPEED, "skipped": 0}
     assert told == {
         "request_id": "r1",
         "time": 1000.0,
@@ -98,11 +100,14 @@ def test_what_is_told_has_every_figure_the_policy_saw() -> None:
         "why": "it has the lowest cost, 52; next is b with 100",
         "candidates": [
             {"replica": "a", "cached_tokens": 64, "queued_tokens": 0, "in_flight": 1, "cost": 52.0}
-            | {"knowledge": "exact", "reason": "proven"},
+            | {"knowledge": "exact", "reason": "proven", **waits},
             {"replica": "b", "cached_tokens": 0, "queued_tokens": 0, "in_flight": 0, "cost": 100.0}
-            | {"knowledge": "blind", "reason": "no source"},
+            | {"knowledge": "blind", "reason": "no source", **waits},
         ],
         "not_asked": [],
+        "utilisation": 0.0,
+        "reuse": 0.0,
+        "goes_on": False,
         "outcome": None,
         "truth": None,
     }

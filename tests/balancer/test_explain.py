@@ -172,3 +172,15 @@ def test_considering_changes_nothing() -> None:
     assert over.fleet.open_leases == 0
     assert not over.caches.predicted
     assert {(live.in_flight, live.queued_tokens, live.last_lease) for live in over.fleet} == {(0, 0, 0)}
+
+
+def test_what_a_candidate_was_thought_to_be_like_is_told() -> None:
+    (shown,) = seen(
+        [candidate("a", wait=1.5, speed=9_000.0, passed=3, turnover=60.0, usage=0.7, skipped=8, has_session=True)], None
+    )
+    told = (shown.wait_seconds, shown.tokens_per_second, shown.passed, shown.turnover_seconds, shown.usage)
+    assert told == (1.5, 9_000.0, 3, 60.0, 0.7)
+    assert (shown.skipped, shown.has_session) == (8, True)
+    (plain,) = seen([candidate("a")], None)
+    assert b"Infinity" not in msgspec.json.encode(plain)
+    assert plain.turnover_seconds is msgspec.UNSET

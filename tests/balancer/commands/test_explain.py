@@ -95,6 +95,8 @@ def told(**changes: Any) -> Explanation:
             queued_tokens=0,
             in_flight=1,
             cost=33.0,
+            wait_seconds=0.25,
+            tokens_per_second=9800.0,
             knowledge=Knowledge.EXACT,
             reason="proven",
         ),
@@ -104,6 +106,7 @@ def told(**changes: Any) -> Explanation:
             queued_tokens=7,
             in_flight=0,
             cost=1048.0,
+            tokens_per_second=10_000.0,
             knowledge=Knowledge.PARTIAL,
             reason="lost some",
         ),
@@ -128,9 +131,9 @@ def told(**changes: Any) -> Explanation:
 def test_a_decision_is_a_table() -> None:
     assert explain.written(told()).splitlines() == [
         "/v1/completions, model m: 1,041 prompt tokens; policy cache_aware; request r1",
-        "   replica        cached  queued  in flight   cost  knowledge",
-        "*  10.0.0.1:8000   1,024       0          1     33  exact",
-        "   b                   0       7          0  1,048  partial",
+        "   replica        cached  queued  in flight     wait  tokens/s   cost  knowledge",
+        "*  10.0.0.1:8000   1,024       0          1  0.250 s     9,800     33  exact",
+        "   b                   0       7          0  0.000 s    10,000  1,048  partial",
         "10.0.0.1:8000: it has the lowest cost, 33; next is b with 1,048",
         "b is known as partial: lost some",
     ]
@@ -197,8 +200,8 @@ def test_a_policy_that_weighs_nothing_has_no_costs() -> None:
     seen = [msgspec.structs.replace(each, cost=None) for each in told().candidates]
     lines = explain.written(told(candidates=seen)).splitlines()
     assert [line.split() for line in lines[2:4]] == [
-        ["*", "10.0.0.1:8000", "1,024", "0", "1", "-", "exact"],
-        ["b", "0", "7", "0", "-", "partial"],
+        ["*", "10.0.0.1:8000", "1,024", "0", "1", "0.250", "s", "9,800", "-", "exact"],
+        ["b", "0", "7", "0", "0.000", "s", "10,000", "-", "partial"],
     ]
 
 
