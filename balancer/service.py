@@ -6,6 +6,7 @@ calls for a request are ``route``, ``started`` and ``release``; whoever makes th
 
 import asyncio
 import logging
+import math
 import random
 import secrets
 import ssl
@@ -72,6 +73,9 @@ from indexer.stream import Apply, Forget, Position, Standing, Step
 log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 0.1
+
+TELL_AGAIN_SECONDS: Final = 60.0
+"""Seconds after which what fails at every tick is told again."""
 
 STARTUP_SECONDS: Final = 600.0
 """How long engines may take to load their weights: what one that has not answered serves is not known until then."""
@@ -711,15 +715,25 @@ class RouterService:
         self.router.caches.observe(replica, [step])
 
     async def _tick(self) -> None:
+        steps: tuple[Callable[[], None], ...] = (
+            lambda: self.router.tick(time.monotonic()),
+            self.waiting.look,
+            self.turns.look,
+            self._obey_orders,
+            self._tell_knowledge,
+            self.stores.look,
+            self._look_after,
+        )
+        told: dict[int, float] = {}
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            self.router.tick(time.monotonic())
-            self.waiting.look()
-            self.turns.look()
-            self._obey_orders()
-            self._tell_knowledge()
-            self.stores.look()
-            self._look_after()
+            for at, step in enumerate(steps):
+                try:
+                    step()
+                except Exception:  # a policy may be anybody's, and what heals must not end with it
+                    if (now := time.monotonic()) >= told.get(at, -math.inf) + TELL_AGAIN_SECONDS:
+                        told[at] = now
+                        log.exception("looking after replicas and requests has failed; it goes on")
 
     def _look_after(self) -> None:
         for answer in self.care.tick(time.monotonic()):

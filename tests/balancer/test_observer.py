@@ -45,7 +45,7 @@ def test_every_stage_of_a_request_is_timed() -> None:
         async with upstream() as one, gateway([one.url]) as front:
             assert counted(await counts(front)) == set()
             await front.exchange(post(COMPLETIONS, BODY))
-            assert counted(await counts(front)) == names(Stage) - {"tokenize", "ask"}  # the brain is here
+            assert counted(await counts(front)) == names(Stage) - {"tokenize", "ask", "prefill"}  # the brain is here
             await front.exchange(post(COMPLETIONS, TEXT))
             found = await counts(front)
             assert found["tokenize"] == 1
@@ -85,7 +85,7 @@ def test_the_access_log_has_a_line_for_each_request_however_it_ends(tmp_path: Pa
         assert (good["client"], good["model"], good["attempts"]) == ("127.0.0.1", "m", 1)
         assert good["replica"] == one.url.removeprefix("http://")
         assert good["prompt_tokens"] == 4, "what the engine says, and not what was counted here"
-        assert set(good["stages"]) == names(Stage) - {"tokenize", "ask"}
+        assert set(good["stages"]) == names(Stage) - {"tokenize", "ask", "prefill"}
         assert (bad["request_id"], bad["status"], "attempts" in bad) == ("bad", 400, False)
         assert bad["error"].startswith("the body is not")
         assert (gone["request_id"], gone["status"], gone["outcome"]) == ("gone", 200, "cancelled")

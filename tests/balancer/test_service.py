@@ -284,3 +284,30 @@ def test_a_service_is_refilled_once_it_has_asked_all_who_were_found() -> None:
             await service.stop()
 
     run(check())
+
+
+def test_what_fails_at_a_tick_ends_nothing_else_and_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        service = RouterService(Settings())
+        looks = 0
+
+        def fail() -> None:
+            raise ZeroDivisionError
+
+        def look() -> None:
+            nonlocal looks
+            looks += 1
+
+        service.waiting.look = fail  # type: ignore[method-assign]
+        service.stores.look = look  # type: ignore[method-assign]
+        monkeypatch.setattr("balancer.service.TICK_SECONDS", 0.001)
+        await service.start()
+        try:
+            await eventually(lambda: looks > 3)
+        finally:
+            await service.stop()
+
+    run(check())
+    assert [record.exc_info is not None for record in caplog.records if "it goes on" in record.message] == [True]

@@ -25,7 +25,8 @@ from simulations.traces.trace import Trace
 from tests.bench.report import report
 
 BASE: Final = (
-    "predicted_ttft(price=1,eviction=0,request_tokens=0,memory_seconds=0,trial_seconds=0,session_seconds=0,ageing=off)"
+    "predicted_ttft(price=1,eviction=0,request_tokens=0,context_share=0,memory_seconds=0,"
+    "session_seconds=0,trial_seconds=0,ageing=off)"
 )
 """Wait plus own prefill, blocks under way counted, in order of arrival."""
 

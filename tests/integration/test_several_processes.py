@@ -57,6 +57,10 @@ async def in_thread(condition: Callable[[], object]) -> None:
     await asyncio.to_thread(until, condition)
 
 
+STAYING = "[policy]\ntrial_seconds = 0.0\n"
+"""Who asks the same again is sent there again, however long another replica had nothing."""
+
+
 async def check_exact(front: Kvlb, prompts: int = 12) -> None:
     """Everybody who asks anew, and again, is told what the engine will find."""
     load = Load(front.url)
@@ -145,7 +149,7 @@ def test_no_request_fails_because_the_brain_is_away(fleet: list[str], tmp_path: 
         assert front.samples("kvlb_process_restarts_total", role="brain") == 1
         await check_exact(front)
 
-    with kvlb(fleet, tmp_path) as front:
+    with kvlb(fleet, tmp_path, more=STAYING) as front:
         run(check(front), 2 * SECONDS)
 
 
@@ -224,7 +228,7 @@ def test_all_are_replaced_on_sighup_and_no_request_fails(fleet: list[str], tmp_p
         total = load.done + 24
         await in_thread(lambda: front.samples("kvlb_requests_total", outcome="ok") <= total)
 
-    with kvlb(fleet, tmp_path) as front:
+    with kvlb(fleet, tmp_path, more=STAYING) as front:
         run(check(front), 3 * SECONDS)
         code, told = front.stop()
     assert (code, "Traceback" in told) == (0, False), told

@@ -116,7 +116,7 @@ def test_long_contexts_are_halved_until_they_fit_a_cache_that_is_not_told(
         async with running(
             config(speed=20, num_gpu_blocks=300, max_model_len=3000, max_num_batched_tokens=8192)
         ) as engine:
-            words = ("--lengths", "16", "--batches", "4", "--decode-tokens", "8", "--repeats", "2", "--json")
+            words = ("--lengths", "16", "--batches", "4", "--decode-tokens", "48", "--repeats", "2", "--json")
             assert await kvlb(engine.url, *words) == 0
             found = json.loads(capsys.readouterr().out)
             names = [each["name"] for each in found["samples"]]

@@ -150,8 +150,10 @@ def _plain(written: str) -> str:
     if not written.startswith("predicted_ttft"):
         return written
     own = written.removeprefix("predicted_ttft").strip("()")
-    plain = "trial_seconds=0,session_seconds=0,max_price=10,eviction=0,request_tokens=0,memory_seconds=0,ageing=off"
-    return f"predicted_ttft({own + ',' if own else ''}{plain})"
+    plain = (
+        "max_price=10,eviction=0,request_tokens=0,context_share=0,memory_seconds=0,session_seconds=0,trial_seconds=0"
+    )
+    return f"predicted_ttft({own + ',' if own else ''}{plain},ageing=off)"
 
 
 @cache
