@@ -35,7 +35,7 @@ def slow() -> Iterator[list[str]]:
 @pytest.fixture(scope="module")
 def front(fleet: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kvlb]:
     """For tests that leave it as it was."""
-    with kvlb(fleet, tmp_path_factory.mktemp("front")) as made:
+    with kvlb(fleet, tmp_path_factory.mktemp("front"), more=STAYING) as made:
         yield made
 
 
