@@ -137,7 +137,9 @@ class Two:
                 engine.stop()
 
 
-@pytest.fixture(scope="module", params=SETUPS)
+@pytest.fixture(
+    scope="module", params=["example", *(pytest.param(each, marks=pytest.mark.long) for each in ("nixl", "mooncake"))]
+)
 def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     made = Two(SETUPS[request.param], tmp_path_factory.mktemp(request.param))
     try:
@@ -382,6 +384,7 @@ def test_without_a_decode_engine_there_is_a_clear_error(two: Two) -> None:
     run(check(), 600)
 
 
+@pytest.mark.long
 def test_any_prefill_engine_computes_for_any_decode_engine(tmp_path: Path) -> None:
     """Two of each kind, with stock engines."""
     pairs = [Two(SETUPS["example"], tmp_path, name) for name in ("a", "b")]

@@ -26,7 +26,7 @@ from tests.real.engines import BLOCK_SIZE
 from tests.real.gateway import NUM_BLOCKS, Engines, Gateway
 from tests.real.simulated import Compared, Seen, compared, play_in_turn, play_together
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.long]
 
 CHUNK = 512  # as in ``tests.real.gateway.ENGINE_ARGS``
 WORKLOAD = Chat(

@@ -138,6 +138,7 @@ def test_files_and_memory_of_the_offloading_connector(tmp_path: Path) -> None:
         assert cached == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_described", [True, False])
 def test_chunks_of_several_blocks(tmp_path: Path, is_described: bool) -> None:
     shared = tmp_path / "shared"
@@ -169,6 +170,7 @@ def test_chunks_of_several_blocks(tmp_path: Path, is_described: bool) -> None:
             eventually("cleared", lambda: found.explain(asked)[first]["cached_tokens"] == 0)
 
 
+@pytest.mark.long
 def test_a_mooncake_store_that_is_asked(tmp_path: Path) -> None:
     rpc, http, metadata = (free_port() for _ in range(3))
     config = {
@@ -232,6 +234,7 @@ def test_a_mooncake_store_that_is_asked(tmp_path: Path) -> None:
             assert found.complete(prompt(3, 60))[0] == first
 
 
+@pytest.mark.long
 def test_lmcaches_server_by_the_events_of_its_engines(tmp_path: Path) -> None:
     port, http, metrics = (free_port() for _ in range(3))
     packages = store_packages("lmcache")
