@@ -162,9 +162,8 @@ class LiveReplica:
         """
         wait = self.clear_at - now
         if self.told:
-            first = next(given for given in self.queue.values() if given.tells_start)
-            spent = now - (first.came_at if self.computing_since is None else max(self.computing_since, first.sent_at))
-            least = self.told_seconds - first.seconds + abs(first.seconds - spent)
+            first, began = self._first_told()
+            least = self.told_seconds - first.seconds + abs(first.seconds - (now - began))
             if least > wait:
                 return least
         return wait if wait > 0 else 0.0
@@ -181,13 +180,17 @@ class LiveReplica:
         """When ``sent_wait`` is first no more than that, if nothing happens before; without end where it never is."""
         eased = self.clear_at - seconds
         if self.told:
-            first = next(given for given in self.queue.values() if given.tells_start)
-            began = first.came_at if self.computing_since is None else max(self.computing_since, first.sent_at)
+            first, began = self._first_told()
             spare = seconds - (self.told_seconds - first.seconds)
             eased = max(eased, began + first.seconds - spare)
             if spare < 0 or eased > began + first.seconds + spare:  # from when on it takes longer than expected
                 return math.inf
         return eased
+
+    def _first_told(self) -> "tuple[_Lease, float]":
+        """Of those that tell their first output, the one that is being computed, and since when; there is one."""
+        first = next(given for given in self.queue.values() if given.tells_start)
+        return first, first.came_at if self.computing_since is None else max(self.computing_since, first.sent_at)
 
     def standing(self, rank: float, now: float) -> tuple[float, int]:
         """For a request of this rank: seconds until its turn, and how many of those that are held it would pass."""
