@@ -172,9 +172,8 @@ class LiveReplica:
         """Whether what it computes should have told its first output long ago."""
         if not self.told:
             return False
-        first = next(given for given in self.queue.values() if given.tells_start)
-        spent = now - (first.sent_at if self.computing_since is None else max(self.computing_since, first.sent_at))
-        return spent > OVERDUE_SECONDS + OVERDUE_TIMES * first.seconds
+        first, began = self._first_told()
+        return now - began > OVERDUE_SECONDS + OVERDUE_TIMES * first.seconds
 
     def eased_at(self, seconds: float) -> float:
         """When ``sent_wait`` is first no more than that, if nothing happens before; without end where it never is."""
@@ -190,7 +189,7 @@ class LiveReplica:
     def _first_told(self) -> "tuple[_Lease, float]":
         """Of those that tell their first output, the one that is being computed, and since when; there is one."""
         first = next(given for given in self.queue.values() if given.tells_start)
-        return first, first.came_at if self.computing_since is None else max(self.computing_since, first.sent_at)
+        return first, first.sent_at if self.computing_since is None else max(self.computing_since, first.sent_at)
 
     def standing(self, rank: float, now: float) -> tuple[float, int]:
         """For a request of this rank: seconds until its turn, and how many of those that are held it would pass."""

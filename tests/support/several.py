@@ -162,6 +162,15 @@ class Load:
                 else:
                     self.done += 1
 
+    async def exact(self, times: int = 16) -> None:
+        """Return once so many clients in a row, of every gateway some, are promised what they will find."""
+        left, end = times, time.monotonic() + SECONDS
+        while left:
+            async with aiohttp.ClientSession() as client:  # another connection, which another gateway may take
+                _, promise, *_ = await self.one(client, [random.randrange(300, 100_000) for _ in range(98)])
+            left = left - 1 if promise == "exact" else times
+            assert time.monotonic() < end, f"not all gateways know the fleet after {SECONDS:g} s"
+
     @contextlib.asynccontextmanager
     async def running(self, clients: int = 6) -> AsyncIterator[None]:
         talks = Talks()
