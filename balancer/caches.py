@@ -299,7 +299,7 @@ class Caches:
             reason = f"the engine counted {truth.prompt_tokens} prompt tokens: it was not this prompt"
             self.audit.explain(decision, actual, Cause.WORKLOAD, reason, now)
             return
-        if decision.loadable and actual >= decision.cached_tokens:
+        if decision.loadable and sent.request.takes_hint and actual >= decision.cached_tokens:
             self._compare_loads(sent, actual)
         if self.audit.compare(decision, actual):
             if losses.confirmed():

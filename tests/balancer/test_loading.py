@@ -276,7 +276,7 @@ def test_what_could_be_loaded_is_no_promise_of_what_is_cached() -> None:
     assert plain.consider(request(PROMPT), 0.0, 0.0).is_predicted
     plain.caches.apply(A, [stored(PROMPT[:9]), *on("CPU", 2)])
     decision = plain.consider(request(PROMPT), 0.0, 0.0)
-    assert (decision.cached_tokens, decision.loadable, decision.expected_tokens) == (8, (Load("CPU", 4),), 12)
+    assert (decision.cached_tokens, decision.loadable, decision.expected_tokens) == (8, (Load("CPU", 4, 4),), 12)
 
 
 def settle(owner: Router, tokens: Sequence[int], cached: int) -> None:
