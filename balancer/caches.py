@@ -307,7 +307,7 @@ class Caches:
             return
         recipe = self.matcher.recipe(decision.replica)
         chains = self.matcher.chains(sent.request, decision.replica)
-        if recipe is not None and chains and decision.cached_tokens <= actual < decision.expected_tokens:
+        if recipe is not None and chains and decision.cached_tokens <= actual <= decision.loadable_until:
             return  # its GPU had what was said of it; the rest has been counted
         if recipe is not None and chains:
             keys = chains[0].keys(decision.prompt_tokens // recipe.block_size)

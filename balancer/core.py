@@ -337,6 +337,11 @@ class Decision(msgspec.Struct, frozen=True):
         return self.cached_tokens + sum(each.tokens for each in self.loads)
 
     @property
+    def loadable_until(self) -> int:
+        """Where that would end if it loaded all it finds, whatever it is told."""
+        return self.cached_tokens + sum(each.tokens for each in self.loadable)
+
+    @property
     def computed_tokens(self) -> int:
         """How much of the prompt the replica has to compute."""
         return 0 if self.is_split else self.prompt_tokens - self.cached_tokens

@@ -137,6 +137,10 @@ def test_an_engine_that_can_be_told_does_what_is_cheapest() -> None:
     assert slow.caches.load_audit.dropped == {}, "it was not asked for, and is still there"
     assert slow.load_plans.hints == {"max_load_tokens": 3}
     assert slow.load_plans._busy_until == {}
+    decision = slow.route(request(PROMPT), 0.0, 0.0)
+    slow.release(decision.lease, Outcome.OK, 0.0, Truth(4001, 4000))
+    assert slow.caches.load_audit.tokens["CPU", "taken"] == 4000
+    assert not slow.caches.healer._doubts, "it has not done as it was told, which says nothing against the index"
     decision = fast.route(request(PROMPT), 0.0, 0.0)
     assert (decision.hint, decision.expected_tokens) == ({}, 4000)
     assert fast.load_plans.hints == {}
