@@ -344,3 +344,19 @@ def test_what_replicas_ask_alike_and_what_not_is_told_apart() -> None:
         "b": {"CPU": 12},
         "c": {"store:whole": 20},
     }
+
+
+def test_each_source_says_in_which_steps_its_loads_end() -> None:
+    one = store()
+    owner = router(one)
+    owner.caches.apply(A, on("STORAGE", 1, 3, locality="REMOTE"))
+    (namespace,) = owner.caches.index.stores.namespaces("s")
+    one.chunks[namespace] = 2
+    owner.caches.apply(A, on("CPU", 0, 1))
+    found = {each.replica: each.loadable for each in owner.consider(request(PROMPT), 0.0, 0.0).candidates}
+    assert found[A] == (Load("CPU", 8, 4), Load("store:s", 8, 8))
+    assert found[B] == (Load("store:s", 16, 8),)
+    whole = router(store(reading=Reading.WHOLE))
+    whole.caches.apply(A, on("STORAGE", 0, 1, locality="REMOTE"))
+    (seen,) = (each for each in whole.consider(request(PROMPT), 0.0, 0.0).candidates if each.replica == B)
+    assert seen.loadable == (Load("store:s", 8),), "of these nobody can be told where to end"

@@ -145,7 +145,10 @@ def test_an_engine_that_cannot_be_told_loads_over_the_slow_link_and_is_known_to(
     run(check())
 
 
-def test_a_client_that_may_say_what_to_load_is_not_overruled() -> None:
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_client_that_may_say_what_to_load_is_not_overruled(is_split: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_split:
+        monkeypatch.setenv(SPLIT, "1")
     own = {"kv_transfer_params": {"max_load_tokens": 32}}
 
     async def check() -> None:
