@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from balancer.core import Outcome
 from hashing.chain import Chain
 from hashing.recipes import Recipe
+from indexer.index import ReplicaId
 from simulations.fake.transfers import _STORES
 from simulations.fake_engine import FakeEngine
 from tests.support.engines import Fleet, config, fleet
@@ -160,6 +163,30 @@ def test_a_client_that_may_say_what_to_load_is_not_overruled(is_split: bool, mon
             assert (await stage.complete(IDS, vllm_xargs={"kv_transfer_params": {}}))[1:] == (0, 64)
         async with stored(SLOW) as stage:
             assert (await stage.complete(IDS, **own))[1:] == (0, 0), "what was taken out does not count"
+
+    run(check())
+
+
+@pytest.mark.parametrize(
+    ("gigabits", "loads", "cached"), [(FAST, {"store:pool": 64}, 64), (SLOW, {}, 0)], ids=["fast", "slow"]
+)
+def test_while_who_holds_it_is_busy_another_one_loads_or_computes_it(
+    gigabits: float, loads: dict[str, int], cached: int
+) -> None:
+    async def check() -> None:
+        async with stored(gigabits, roles=["both", "both"]) as stage:
+            holder, _, _ = await stage.complete(IDS)
+            await stage.settle()
+            assert await stage.complete(IDS) == (holder, 64, 64)
+            lease = stage.router.adopt(ReplicaId(holder), 1_000_000, time.monotonic())
+            assert lease is not None
+            other, _, actual = await stage.complete(IDS)
+            assert other != holder
+            assert actual == cached
+            plan = (await decision(stage))["plan"]
+            assert (plan["loads"], plan["computed_tokens"]) == (loads, 66 - cached)
+            assert plan["hint"] == ({} if cached else {"kv_load_tiers": []})
+            stage.router.release(lease, Outcome.CANCELLED, time.monotonic())
 
     run(check())
 
