@@ -299,7 +299,7 @@ class Caches:
             reason = f"the engine counted {truth.prompt_tokens} prompt tokens: it was not this prompt"
             self.audit.explain(decision, actual, Cause.WORKLOAD, reason, now)
             return
-        if decision.loadable and actual >= decision.cached_tokens:
+        if decision.loadable and sent.request.takes_hint and actual >= decision.cached_tokens:
             self._compare_loads(sent, actual)
         if self.audit.compare(decision, actual):
             if losses.confirmed():
@@ -307,7 +307,7 @@ class Caches:
             return
         recipe = self.matcher.recipe(decision.replica)
         chains = self.matcher.chains(sent.request, decision.replica)
-        if recipe is not None and chains and decision.cached_tokens <= actual < decision.expected_tokens:
+        if recipe is not None and chains and decision.cached_tokens <= actual <= decision.loadable_until:
             return  # its GPU had what was said of it; the rest has been counted
         if recipe is not None and chains:
             keys = chains[0].keys(decision.prompt_tokens // recipe.block_size)

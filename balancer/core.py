@@ -7,11 +7,12 @@ out. Everything here is frozen; times are seconds on whatever clock the caller u
 import math
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from balancer.disaggregation.roles import NO_TRANSFER, Part, Role, Transfer
+from balancer.economics.mix import Mix
 from balancer.media import NO_MEDIA, Media
 from balancer.speeds import PREFILL_SPEED
 from balancer.stages import UNTIMED, Stages
@@ -60,7 +61,8 @@ class Replica(msgspec.Struct, frozen=True):
     local attention, where somebody says it, in tokens.
     ``max_model_len`` is in tokens, ``num_gpu_blocks`` counts the blocks of the pool; both None when unsaid. ``root`` is where
     the engine has its base model from (a path or a name at a hub), as it says. ``role`` is what it is for where prefill and
-    decode are apart, ``transfer`` how others reach its cache then.
+    decode are apart, ``transfer`` how others reach its cache then. ``connectors`` are the engine's KV connectors, by vLLM's
+    names for them, as far as anybody says; ``release`` is vLLM's major and minor number.
     """
 
     id: ReplicaId
@@ -79,6 +81,8 @@ class Replica(msgspec.Struct, frozen=True):
     root: str | None = None
     role: Role = Role.BOTH
     transfer: Transfer = NO_TRANSFER
+    connectors: tuple[str, ...] = ()
+    release: tuple[int, int] | None = None
 
     def adapter(self, model: str) -> Lora | None:
         """The LoRA adapter of this name, or None for a base model."""
@@ -120,7 +124,8 @@ class RouteRequest(msgspec.Struct, frozen=True):
     ``cached_tokens`` will be that of this one prompt. ``request_id`` names it to people. ``stages`` is told what has been done
     for it. ``rendered_at`` is when an engine was asked for the tokens of its text, which the next one may make otherwise; None
     for tokens that the client has sent. ``session`` is a number of the conversation that it belongs to; 0 where nobody says.
-    ``part`` is what of it is to be sent somewhere. ``came_at`` is when it first had a replica, by the
+    ``part`` is what of it is to be sent somewhere. ``takes_hint`` says whether an engine may be told what to load of it: not
+    where the client does that itself. ``came_at`` is when it first had a replica, by the
     clock of who routes, if it is given another one now: its turn is still that of then.
     """
 
@@ -139,6 +144,7 @@ class RouteRequest(msgspec.Struct, frozen=True):
     tells_start: bool = True
     part: Part = Part.WHOLE
     came_at: float | None = None
+    takes_hint: bool = True
 
     @property
     def prompt_tokens(self) -> int:
@@ -157,10 +163,12 @@ class Load(msgspec.Struct, frozen=True, gc=False):
     """What a replica could load instead of computing it: so many further leading tokens of the prompt, from one place.
 
     ``source`` is the label of a tier of its own (``CPU``, ``STORAGE/LOCAL``), or ``store:`` and the name of a shared store.
+    Loads from it end at multiples of ``chunk`` tokens of the prompt.
     """
 
     source: str
     tokens: int
+    chunk: int = 1
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -289,8 +297,9 @@ class Decision(msgspec.Struct, frozen=True):
     ``is_comparable`` when the tokens are known and there is one prompt (for several, vLLM 0.32 reports the figure of one of
     them). ``held_tokens`` of the ``cached_tokens`` were named by events when it was made; the rest was expected. ``asked`` and
     ``candidates`` are what the policy saw, ``shadow`` is what another one would have chosen, where one is asked. ``loadable``
-    is the chosen candidate's. With ``is_split`` the replica is to answer, and another one to compute the prompt: what it then
-    finds is no prediction of ours.
+    is the chosen candidate's, ``mix`` what of it is to be loaded, as far as anybody knows what that costs, and ``hint`` what
+    the engine is told so that it does that (``balancer.economics.hints``); nothing where it does so by itself. With
+    ``is_split`` the replica is to answer, and another one to compute the prompt: what it then finds is no prediction of ours.
     """
 
     lease: int
@@ -309,10 +318,27 @@ class Decision(msgspec.Struct, frozen=True):
     shadow: Paper | None = None
     loadable: tuple[Load, ...] = ()
     is_split: bool = False
+    mix: Mix | None = None
+    hint: dict[str, Any] = {}
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """What the engine is expected to load: all it finds, unless it is told otherwise."""
+        if not self.hint or self.mix is None:
+            return self.loadable
+        cached = self.cached_tokens
+        return tuple(
+            Load(each.source, each.end - max(each.start, cached)) for each in self.mix.loads if each.end > cached
+        )
 
     @property
     def expected_tokens(self) -> int:
         """What the engine is expected to report as cached: vLLM counts what it loads, but for what NIXL brings."""
+        return self.cached_tokens + sum(each.tokens for each in self.loads)
+
+    @property
+    def loadable_until(self) -> int:
+        """Where that would end if it loaded all it finds, whatever it is told."""
         return self.cached_tokens + sum(each.tokens for each in self.loadable)
 
     @property

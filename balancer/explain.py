@@ -6,7 +6,7 @@ would have cost. All lengths are tokens; what a cost counts is the policy's own.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -34,6 +34,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     was known of the cache, ``reason`` why not more; None where nobody had looked. ``tiers`` has the prompt's tokens that
     each tier holds, by events alone; ``cached_tokens`` also counts what is still expected. The last token is never counted.
     ``loadable`` are further leading tokens, by the tier or the store that they could be loaded from instead of being computed;
+    ``load_tokens`` of them are to be loaded, which takes ``load_seconds``; both are there where that is known.
     ``share`` is there while the replica starts slowly. ``wait_seconds`` is how long it was thought to be busy before this one,
     ``tokens_per_second`` how fast it was thought to compute, ``passed`` how many that are held for it would have been passed,
     ``turnover_seconds`` how long what nobody uses stays in its cache (not there while it has room), ``usage`` the share of the
@@ -49,6 +50,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     tiers: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
     loadable: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    load_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    load_seconds: float | msgspec.UnsetType = msgspec.UNSET
     share: float | msgspec.UnsetType = msgspec.UNSET
     wait_seconds: float = 0.0
     tokens_per_second: float = 0.0
@@ -71,13 +74,29 @@ class NotAsked(msgspec.Struct, frozen=True):
     tiers: dict[str, int]
 
 
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the chosen replica is to do with the prompt; seconds are as if it had nothing else to do.
+
+    ``loads`` are tokens by tier or store. ``hint`` is what its engine is told (``kv_transfer_params``) so that it does that;
+    empty where it does so by itself, or cannot be told.
+    """
+
+    hit_tokens: int
+    loads: dict[str, int]
+    load_seconds: float
+    computed_tokens: int
+    compute_seconds: float
+    hint: dict[str, Any]
+
+
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """One decision with its grounds; ``time`` is in seconds since 1970.
 
     ``knows_tokens`` and ``is_predicted`` are those of ``core.Decision``. ``outcome`` and ``truth`` are None until the request
     has ended, or when it was never sent; then ``request_id`` is empty, and ``not_asked`` has those that were no candidates.
-    ``shadow`` is what another policy would have chosen, where one decides on paper. ``utilisation``, ``reuse`` and ``goes_on``
-    are what the policy was told besides (``core.Asked``).
+    ``shadow`` is what another policy would have chosen, where one decides on paper. ``plan`` is there where the replica could
+    load some of the prompt, and it is known what that costs. ``utilisation``, ``reuse`` and ``goes_on`` are what the policy was
+    told besides (``core.Asked``).
     """
 
     request_id: str
@@ -94,6 +113,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     candidates: list[Seen]
     not_asked: list[NotAsked] = []
     shadow: Paper | msgspec.UnsetType = msgspec.UNSET
+    plan: Plan | msgspec.UnsetType = msgspec.UNSET
     utilisation: float = 0.0
     reuse: float = 0.0
     goes_on: bool = False
@@ -119,6 +139,8 @@ def seen(
             reason=view.reason if (view := views.get(each.replica)) and view.state is each.knowledge else None,
             tiers=msgspec.UNSET if tiers is None else tiers.get(each.replica, {}),
             loadable={load.source: load.tokens for load in each.loadable} if each.loadable else msgspec.UNSET,
+            load_tokens=each.load_tokens if each.load_tokens else msgspec.UNSET,
+            load_seconds=each.load_seconds if each.load_tokens else msgspec.UNSET,
             share=each.share if each.share < 1 else msgspec.UNSET,
             wait_seconds=round(each.wait, 6),
             tokens_per_second=round(each.speed, 1),
@@ -207,9 +229,24 @@ def explain(
         candidates=seen(decision.candidates, costs, views, tiers),
         not_asked=list(not_asked),
         shadow=msgspec.UNSET if decision.shadow is None else decision.shadow,
+        plan=_plan(decision),
         utilisation=round(decision.asked.utilisation, 4),
         reuse=round(decision.asked.reuse, 4),
         goes_on=decision.asked.goes_on,
+    )
+
+
+def _plan(decision: Decision) -> Plan | msgspec.UnsetType:
+    mix = decision.mix
+    if mix is None:
+        return msgspec.UNSET
+    return Plan(
+        hit_tokens=mix.hit_tokens,
+        loads={load.source: load.tokens for load in mix.loads},
+        load_seconds=mix.load_seconds,
+        computed_tokens=mix.computed_tokens,
+        compute_seconds=mix.compute_seconds,
+        hint=decision.hint,
     )
 
 

@@ -15,6 +15,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from balancer.core import Replica
+from balancer.releases import release
 from balancer.settings import ReplicaSettings
 from hashing.errors import RecipeError
 from hashing.extras import Lora
@@ -91,6 +92,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     version: str | None = None
     cache: tuple[CacheConfig, ...] = ()
     sources: tuple[EventSource, ...] = ()
+    connectors: tuple[str, ...] = ()
 
     def tells_the_same_as(self, other: "EngineFacts") -> bool:
         """Whether nothing has changed but the listing, which has the time of asking in it."""
@@ -303,6 +305,8 @@ def _describe(
         root=next((card.root for card in base if card.root), None),
         role=settings.role,
         transfer=settings.transfer,
+        connectors=facts.connectors if settings.kv_connectors is None else settings.kv_connectors,
+        release=release(settings.version or facts.version),
     )
     return Described(replica, source, tuple(warnings), said_ranks)
 

@@ -21,6 +21,7 @@ from balancer import facts
 from balancer.facts import Described, EngineFacts, describe
 from balancer.fleet import Status
 from balancer.http.reasons import reason
+from balancer.kv_connectors import read_connectors
 from balancer.pulse import Pulse, read_pulse
 from balancer.settings import HealthSettings, ReplicaSettings
 from balancer.signals import Sign, Signal
@@ -144,6 +145,7 @@ class Watcher:
             version=facts.read_version(version),
             cache=facts.read_cache_config(metrics),
             sources=facts.read_event_sources(sources, urlsplit(self.replica.url).hostname or ""),
+            connectors=read_connectors(metrics),
         )
         self._learn_at = asyncio.get_running_loop().time() + self._settings.relearn_seconds
         if self.is_known and self._is_up and self.facts.tells_the_same_as(known):

@@ -1,4 +1,4 @@
-"""Tokens that were said to be loadable, against what the engine then reported; and what that teaches.
+"""Tokens that were said to be loadable or were to be loaded, against what the engine then reported; and what that teaches.
 
 Knows decisions, the engine's figures, tiers and stores. Never knows load or policy. Storage tiers announce no removal (vLLM
 0.32), and a reset of an engine's memory tier announces nothing: so a source that has failed to give the same block twice is
@@ -17,7 +17,11 @@ MAX_SUSPECTS: Final = 10_000
 
 
 class LoadAudit:
-    """Changes with ``compare``. Counts are tokens by source and result: ``loaded``, or ``missed``."""
+    """Changes with ``compare``. Counts are tokens by source and result.
+
+    Of those that were to be loaded: ``loaded``, or ``missed``. Of those that the engine was told to leave there: ``left``, or
+    ``taken`` all the same.
+    """
 
     def __init__(self, index: CacheIndex, stores: Stores) -> None:
         self.tokens: Counter[tuple[str, str]] = Counter()
@@ -29,8 +33,10 @@ class LoadAudit:
 
     def compare(self, decision: Decision, actual: int, request: RouteRequest, chain: Keys, block_size: int) -> None:
         """The engine has reported so many cached tokens, no fewer than its GPU was said to have."""
+        if decision.hint:
+            self._compare_left(decision, actual)
         at = decision.cached_tokens
-        for load in decision.loadable:
+        for load in decision.loads:
             end = at + load.tokens
             loaded = min(max(0, actual - at), load.tokens)
             self.tokens[load.source, "loaded"] += loaded
@@ -43,6 +49,15 @@ class LoadAudit:
                     self._drop(load.source, decision.replica, request, max(at, actual), keys)
                 return  # what lies behind was not asked for
             at = end
+
+    def _compare_left(self, decision: Decision, actual: int) -> None:
+        at, planned = decision.cached_tokens, decision.expected_tokens
+        for load in decision.loadable:
+            first, at = max(at, planned), at + load.tokens
+            if first < at:
+                taken = min(max(0, actual - first), at - first)
+                self.tokens[load.source, "taken"] += taken
+                self.tokens[load.source, "left"] += at - first - taken
 
     def _is_seen_again(self, source: str, replica: Replica, key: int) -> bool:
         suspect = (source, "" if source.startswith(SOURCE) else replica.id, key)

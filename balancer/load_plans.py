@@ -4,14 +4,16 @@ Knows what lies where (``balancer.loading``), how fast replicas compute, and lin
 knows the policy; time is an argument (seconds, any monotonic clock). A link does one load after the other, as they were sent:
 how long an engine really takes nobody tells, so it is what was planned.
 
-Engines are not told anything of it yet: what is planned is what they do by themselves, which is to load all they find.
+What is planned is what the engine can be made to do: one that cannot be told loads all it finds.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
-from balancer.core import Load
-from balancer.economics.economy import Economy
+from balancer.core import Load, Replica
+from balancer.economics.economy import Economy, Place
+from balancer.economics.hints import control_of, offloads
 from balancer.economics.mix import Control, Mix
 from balancer.economics.prefill import Prefill
 from balancer.fleet import LiveReplica
@@ -30,6 +32,8 @@ class LoadPlans:
     def __init__(self, economy: Economy = NO_ECONOMY) -> None:
         self._economy = economy
         self._busy_until: dict[tuple[ReplicaId, str], float] = {}
+        self.hints: Counter[str] = Counter()
+        """By field: how many requests engines were told with it what to load."""
 
     def __repr__(self) -> str:
         return f"<LoadPlans {self._economy!r}, {len(self._busy_until)} links>"
@@ -45,11 +49,13 @@ class LoadPlans:
         answers: int,
         wait: float,
         utilisation: float,
+        takes_hint: bool = True,
     ) -> Mix | None:
         """What the replica would do with a prompt of which it has so much and could load so much.
 
         ``answers`` are under way there, ``wait`` is how many seconds it is until the prompt's turn, ``utilisation`` how much of
-        the fleet's time is taken. None where a link or the model's weight is not known.
+        the fleet's time is taken. Without ``takes_hint`` nobody may tell the engine anything. None where a link or the model's
+        weight is not known.
         """
         replica, backlog = live.replica, {}
         for each in loadable:
@@ -60,15 +66,23 @@ class LoadPlans:
             (*replica.base_models, replica.root or ""),
             prompt_tokens,
             cached_tokens,
-            [(each.source, each.tokens) for each in loadable],
+            _places(loadable),
             Prefill.learned(live.prefill, answers),
-            Control.NOTHING,
+            _control(replica) if takes_hint else Control.NOTHING,
             waits=backlog,
             price=1 / max(LEAST_IDLE, 1 - utilisation),
         )
 
-    def sent(self, live: LiveReplica, mix: Mix, now: float) -> None:
-        """The replica is sent a prompt that it does this with."""
+    def hint(self, replica: Replica, cached_tokens: int, loadable: Sequence[Load], mix: Mix) -> dict[str, Any]:
+        """What the engine must be told so that it does this with a request that takes a hint."""
+        control = _control(replica)
+        if control is Control.NOTHING:
+            return {}
+        return self._economy.hint(replica.endpoint, cached_tokens, _places(loadable), mix, control)
+
+    def sent(self, live: LiveReplica, mix: Mix, hint: Mapping[str, Any], now: float) -> None:
+        """The replica is sent a prompt that it does this with, as it was told."""
+        self.hints.update(hint.keys())
         for load in mix.loads:
             link = self._economy.link(live.replica.endpoint, load.source)
             assert link is not None, "it was planned by it"
@@ -79,3 +93,11 @@ class LoadPlans:
         """It is gone."""
         for key in [key for key in self._busy_until if key[0] == replica]:
             del self._busy_until[key]
+
+
+def _control(replica: Replica) -> Control:
+    return control_of(replica.release, offloads=offloads(frozenset(replica.connectors)))
+
+
+def _places(loadable: Sequence[Load]) -> list[Place]:
+    return [Place(each.source, each.tokens, each.chunk) for each in loadable]

@@ -71,21 +71,24 @@ class Loader:
         if not chains:
             return NOTHING
         chain, size, chunks = chains[0], recipe.block_size, self._chunks.get(replica.id)
-        gained: dict[str, int] = {}
+        gained: dict[str, Load] = {}
         at = cached
         for _ in range(MAX_ROUNDS):
             before = at
             for tier in own:
                 chunk = chunks.size(tier) if chunks is not None else 1
-                found = _Behind(chain, at, asked.length, size, chunk)
-                at = _gain(gained, tier.label, at, found.reached(asked.in_tier(tier, replica.id, found)))
+                behind = _Behind(chain, at, asked.length, size, chunk)
+                reached = behind.reached(asked.in_tier(tier, replica.id, behind))
+                at = _gain(gained, tier.label, at, reached, chunk * size)
             for store, namespaces in stores:
                 adapter = replica.adapter(asked.request.model)
-                reached = max(_in_store(asked, store, each, chain, at, size, adapter) for each in namespaces)
-                at = _gain(gained, store.source, at, reached)
+                found = [(_in_store(asked, store, each, chain, at, size, adapter), each) for each in namespaces]
+                reached, fullest = max(found, key=lambda each: each[0])
+                chunk = store.chunks.get(fullest, 1) * size if store.traits.reading is Reading.REST else 1
+                at = _gain(gained, store.source, at, reached, chunk)
             if at == before or len(own) + len(stores) == 1:
                 break
-        return tuple(Load(source, tokens) for source, tokens in gained.items())
+        return tuple(gained.values())
 
 
 class _Behind:
@@ -174,8 +177,9 @@ def _in_store(
     return behind.reached(asked.in_store(namespace, behind))
 
 
-def _gain(gained: dict[str, int], source: str, at: int, reached: int) -> int:
+def _gain(gained: dict[str, Load], source: str, at: int, reached: int, chunk: int) -> int:
     if reached <= at:
         return at
-    gained[source] = gained.get(source, 0) + reached - at
+    before = gained[source].tokens if source in gained else 0
+    gained[source] = Load(source, before + reached - at, chunk)
     return reached

@@ -83,7 +83,7 @@ class _RouterCollector(IndexCollector):
         yield from self._admission()
         yield from shadow_metrics.collect(self._service.router.shadow)
         yield from super().collect()
-        yield from store_metrics.collect(self._service.router.caches)
+        yield from store_metrics.collect(self._service.router.caches, self._service.router.load_plans.hints)
         yield from self._audit()
         yield from self._tokenizer()
         yield from self._snapshot()

@@ -158,9 +158,9 @@ class Router:
         lease = self.fleet.acquire(
             live, computed, chosen.prompt_tokens, now, rank, tells_start=request.tells_start, loads=loads
         )
-        if not is_split and (mix := seen.mixes.get(live.replica.id)) is not None:
-            self.load_plans.sent(live, mix, now)
         decision, holding = self._decision(request, live.replica, chosen, seen, lease, is_split=is_split)
+        if decision.mix is not None:
+            self.load_plans.sent(live, decision.mix, decision.hint, now)
         if self.shadow is not None and seen.shadow is not None:
             self.shadow.count(seen.shadow, seen.arm.name, chosen, knows_tokens=decision.knows_tokens)
         self._open[lease] = self.caches.sent(decision, request, holding.missing)
@@ -446,6 +446,7 @@ class Router:
                     answers=live.in_flight - len(live.queue) - len(live.held),
                     wait=live.wait(now),
                     utilisation=utilisation,
+                    takes_hint=request.takes_hint,
                 )
                 if mix is not None:
                     mixes[name] = mix
@@ -499,6 +500,10 @@ class Router:
         is_comparable = (
             knows_tokens and request.is_comparable and not is_split and bool(caches.matcher.chains(request, replica))
         )
+        mix = None if is_split else seen.mixes.get(replica.id)
+        hint = {}
+        if mix is not None and request.takes_hint:
+            hint = self.load_plans.hint(replica, mix.hit_tokens, chosen.loadable, mix)
         decision = Decision(
             lease=lease,
             replica=replica,
@@ -516,6 +521,8 @@ class Router:
             request_id=request.request_id,
             loadable=chosen.loadable,
             is_split=is_split,
+            mix=mix,
+            hint=hint,
         )
         return decision, holding
 

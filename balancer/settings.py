@@ -94,6 +94,8 @@ class ReplicaSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """What it is for where one replica computes prompts for another: prefill, decode or both."""
     transfer: Transfer = NO_TRANSFER
     """How others reach its cache, for connectors that do not tell by themselves."""
+    kv_connectors: tuple[str, ...] | None = None
+    """vLLM's names of its KV connectors, such as OffloadingConnector, where its metrics do not tell; none: []."""
 
 
 class AbSettings(msgspec.Struct, frozen=True, kw_only=True):

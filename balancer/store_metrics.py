@@ -4,15 +4,18 @@ Knows what stores and the audit of loads have counted. Labels are bounded: store
 index.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from balancer.caches import Caches
 
 
-def collect(caches: Caches) -> Iterable[Metric]:
-    """How each store stands, what has happened to it, and whether engines found what was said to lie there."""
+def collect(caches: Caches, hints: Mapping[str, int]) -> Iterable[Metric]:
+    """How each store stands, what has happened to it, and whether engines found what was said to lie there.
+
+    ``hints`` are requests by the field with which engines were told what to load.
+    """
     up = GaugeMetricFamily(
         "kvlb_store_up",
         "1 while the store can be used; while it cannot, its blocks count for nothing.",
@@ -34,7 +37,8 @@ def collect(caches: Caches) -> Iterable[Metric]:
             events.add_metric([store.name, what], count)
     tokens = CounterMetricFamily(
         "kvlb_loadable_tokens",
-        "Tokens that were said to be loadable by the chosen replica, by whether its engine then had them: loaded, missed.",
+        "Tokens that were said to be loadable by the chosen replica. Of those that were to be loaded: loaded, missed; of those "
+        "that its engine was told to leave there: left, taken.",
         labels=["source", "result"],
     )
     dropped = CounterMetricFamily(
@@ -46,4 +50,11 @@ def collect(caches: Caches) -> Iterable[Metric]:
         tokens.add_metric([source, result], count)
     for source, count in caches.load_audit.dropped.items():
         dropped.add_metric([source], count)
-    return [up, blocks, events, tokens, dropped]
+    told = CounterMetricFamily(
+        "kvlb_load_hints",
+        "Requests whose engine was told what to load, by the field of kv_transfer_params.",
+        labels=["field"],
+    )
+    for field, count in hints.items():
+        told.add_metric([field], count)
+    return [up, blocks, events, tokens, dropped, told]

@@ -4,7 +4,8 @@ Knows JSON and nothing of what the fields mean. All other values keep their byte
 a key that is there twice the last one counts, as it does for the engine.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -34,7 +35,7 @@ def without(body: bytes, places: Collection[Sequence[str]]) -> bytes:
     return msgspec.json.encode(fields) if is_changed else body
 
 
-def with_field(body: bytes, name: str, value: str | int) -> bytes:
+def with_field(body: bytes, name: str, value: str | int | Mapping[str, Any]) -> bytes:
     """The JSON object ``body`` with this as its last field."""
     head = body.rstrip(b" \t\r\n")[:-1]
     comma = b"" if head.rstrip(b" \t\r\n").endswith(b"{") else b","

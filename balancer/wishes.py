@@ -19,7 +19,8 @@ Place: TypeAlias = tuple[str, ...]
 PRIORITY: Final = "priority"
 SALT: Final = "cache_salt"
 REPORT_MODE: Final = "kv_cache_report_mode"
-TRANSFER: Final = ("kv_transfer_params", "ec_transfer_params")
+KV_TRANSFER: Final = "kv_transfer_params"
+TRANSFER: Final = (KV_TRANSFER, "ec_transfer_params")
 XARGS: Final = "vllm_xargs"
 
 NULL: Final = msgspec.Raw(b"null")

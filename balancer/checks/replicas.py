@@ -4,13 +4,13 @@ Knows what vLLM's releases (0.11 - 0.32) can tell and which flag mends what. Nev
 the facts, and says nothing of a subject whose fault another check has told already.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from balancer.checks.facts import Cache, Facts, Source, Stream
 from balancer.checks.finding import Finding, broken, degraded, ok, skipped
 from balancer.facts import EVENTS_FLAG
+from balancer.releases import release
 from balancer.silence import SILENT_AFTER
 from balancer.words import counted
 
@@ -75,12 +75,6 @@ def version(facts: Facts) -> Iterator[Finding]:
             )
         else:
             yield ok(each.url, f"vLLM {each.version}")
-
-
-def release(text: str | None) -> tuple[int, int] | None:
-    """Major and minor number of a version, or None where there is none."""
-    found = re.match(r"v?(\d{1,4})\.(\d{1,4})", text or "")
-    return (int(found[1]), int(found[2])) if found else None
 
 
 def caching(facts: Facts) -> Iterator[Finding]:

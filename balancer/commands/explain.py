@@ -21,7 +21,7 @@ from balancer.commands.loop import run_loop
 from balancer.core import Knowledge, Paper
 from balancer.decisions import MAX_ID
 from balancer.errors import ConfigError
-from balancer.explain import Explanation, Seen
+from balancer.explain import Explanation, Plan, Seen
 from balancer.words import counted, printable
 
 COMPLETIONS: Final = "/v1/completions"
@@ -182,6 +182,8 @@ def written(told: Explanation) -> str:
         if each.knowledge is not Knowledge.EXACT and each.reason
     ]
     lines += [f"not asked: {each.replica} ({each.status}; {_tiers(each.tiers)} by events)" for each in told.not_asked]
+    if told.plan is not msgspec.UNSET:
+        lines.append(_plan(told.plan))
     if told.shadow is not msgspec.UNSET:
         lines.append(_shadow(told, told.shadow))
     if told.outcome is not None:
@@ -236,6 +238,15 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
+def _plan(plan: Plan) -> str:
+    loads = [f"{count:,} from {source}" for source, count in plan.loads.items()]
+    loaded = f"{', '.join(loads)} in {plan.load_seconds:.3f} s" if loads else "nothing loaded"
+    hint = [f"{name} = {msgspec.json.encode(value).decode()}" for name, value in plan.hint.items()]
+    told = f"; its engine is told {', '.join(hint)}" if hint else ""
+    computed = f"{plan.computed_tokens:,} computed in {plan.compute_seconds:.3f} s"
+    return f"planned: {plan.hit_tokens:,} cached, {loaded}, {computed}{told}"
+
+
 def _shadow(told: Explanation, paper: Paper) -> str:
     if paper.failure:
         return f"on paper, {paper.policy} could not choose: {paper.failure}"
@@ -255,7 +266,10 @@ def _outcome(told: Explanation) -> str:
     cached = None if told.truth is None else told.truth.cached_tokens
     if cached is None:
         return f"outcome: {told.outcome}; the engine did not say what it had cached"
-    return f"outcome: {told.outcome}; predicted {told.cached_tokens:,} cached tokens, the engine says {cached:,}"
+    predicted = told.cached_tokens
+    if told.plan is not msgspec.UNSET:
+        predicted = told.plan.hit_tokens + sum(told.plan.loads.values())
+    return f"outcome: {told.outcome}; predicted {predicted:,} cached tokens, the engine says {cached:,}"
 
 
 command = Command(

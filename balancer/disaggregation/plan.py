@@ -162,6 +162,14 @@ def lacks(told: Mapping[str, msgspec.Raw], *names: str) -> bool:
     return any(told.get(name, NULL) == NULL for name in names)
 
 
+def with_hint(leg: Leg, hint: Mapping[str, Any]) -> Leg:
+    """The leg that besides tells its engine what to load of the prompt; what the transfer says goes first."""
+    if not hint:
+        return leg
+    params = fields_of(leg.params) if isinstance(leg.params, msgspec.Raw) else leg.params or {}
+    return msgspec.structs.replace(leg, params={**hint, **params})
+
+
 def with_tokens(leg: Leg, answered: Answered) -> Leg:
     """The decode leg with the prompt's tokens, as the prefill engine has made them (chat, vLLM >= 0.28): not made twice."""
     if answered.prompt_token_ids is None:

@@ -4,13 +4,13 @@ Knows settings and shapes of models. Never knows requests or load. Of what nobod
 plan, and the engine does what it does.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from balancer.addresses import place
-from balancer.economics.hints import CPU, Tier
+from balancer.economics.hints import CPU, Tier, hint
 from balancer.economics.links import LINKS, Link
 from balancer.economics.mix import Control, Mix, Source, cheapest, load_weight
 from balancer.economics.prefill import Prefill
@@ -25,6 +25,14 @@ OWN: Final = {CPU: LINKS["ram-pcie4"], "STORAGE/LOCAL": LINKS["nvme-pcie4"]}
 
 
 NO_WAITS: Final[Mapping[str, float]] = {}
+
+
+class Place(NamedTuple):
+    """Where so many further leading tokens of a prompt lie, that are loaded in multiples of ``chunk`` tokens of the prompt."""
+
+    name: str
+    tokens: int
+    chunk: int = 1
 
 
 class Economy:
@@ -69,7 +77,7 @@ class Economy:
         models: Iterable[str],
         prompt_tokens: int,
         cached_tokens: int,
-        loadable: Sequence[tuple[str, int]],
+        loadable: Sequence[Place],
         prefill: Prefill,
         control: Control,
         *,
@@ -78,23 +86,38 @@ class Economy:
     ) -> Mix | None:
         """The cheapest mix that a replica can be made to do; None where a link or a weight is not known.
 
-        ``loadable`` are places, each with how many further leading tokens lie there, in the engine's order; ``waits`` how many
-        seconds loads from there have to wait for others, and ``price`` what a second of the replica costs all who wait for it.
+        ``loadable`` stand in the engine's order; ``waits`` is how many seconds loads from there have to wait for others, and
+        ``price`` what a second of the replica costs all who wait for it.
         """
         shape = self.shape(models)
         if shape is None:
             return None
-        sources, at = [], cached_tokens
-        for name, tokens in loadable:
-            link = self.link(endpoint, name)
-            if link is None:
+        sources = []
+        for source in self._sources(endpoint, cached_tokens, loadable):
+            if source is None:
                 return None
-            weight = load_weight(price, link, shape, prefill)
-            if wait := waits.get(name):
+            link, weight = source.link, load_weight(price, source.link, shape, prefill)
+            if wait := waits.get(source.name):
                 link = msgspec.structs.replace(link, setup=link.setup + wait)
-            sources.append(Source(name, link, at + tokens, optional=tier_of(name).is_optional, start=at, weight=weight))
-            at += tokens
+            sources.append(msgspec.structs.replace(source, link=link, weight=weight))
         return cheapest(prompt_tokens, cached_tokens, sources, prefill, shape, control)
+
+    def hint(
+        self, endpoint: str, cached_tokens: int, loadable: Sequence[Place], mix: Mix, control: Control
+    ) -> dict[str, Any]:
+        """What a replica must be told so that it does what was planned by ``plan``, with the same arguments as there."""
+        sources = [source for source in self._sources(endpoint, cached_tokens, loadable) if source is not None]
+        return hint(mix, sources, {source.name: tier_of(source.name) for source in sources}, control)
+
+    def _sources(self, endpoint: str, cached_tokens: int, loadable: Sequence[Place]) -> Iterator[Source | None]:
+        """The places as sources, None for one that no link leads from; those that no filter tells apart are always read."""
+        at, tiers = cached_tokens, [tier_of(each.name) for each in loadable]
+        for number, (name, tokens, chunk) in enumerate(loadable):
+            tier, link = tiers[number], self.link(endpoint, name)
+            others = tiers[:number] + tiers[number + 1 :]
+            optional = tier.is_optional and not any(other.matches(tier) for other in others)
+            yield None if link is None else Source(name, link, at + tokens, chunk, optional, at)
+            at += tokens
 
 
 def tier_of(source: str) -> Tier:

@@ -9,6 +9,7 @@ pass over the fields.
 """
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +21,13 @@ LENGTH_FIELD: Final = "max_load_tokens"
 
 CPU: Final = "CPU"
 """The medium of the tier that no filter leaves out."""
+
+OFFLOADING: Final = "OffloadingConnector"
+
+_FETCH_WHAT_IS_NAMED: Final = frozenset(
+    {"NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector"}
+)
+"""Beside it they change nothing: they bring what a request says that another engine has computed for it."""
 
 _TOLD_SINCE: Final = ((0, 31), (0, 28))
 
@@ -40,6 +48,11 @@ class Tier(msgspec.Struct, frozen=True):
         return self.medium == other.medium and (
             self.locality is None or other.locality is None or self.locality == other.locality
         )
+
+
+def offloads(connectors: AbstractSet[str]) -> bool:
+    """Whether of these connectors of one engine none but the OffloadingConnector loads what it finds."""
+    return OFFLOADING in connectors and not connectors - _FETCH_WHAT_IS_NAMED - {OFFLOADING}
 
 
 def control_of(release: tuple[int, ...] | None, *, offloads: bool) -> Control:

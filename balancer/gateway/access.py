@@ -17,8 +17,8 @@ from balancer.isolation import Salts
 from balancer.openai import Inbound
 from balancer.settings import Settings
 from balancer.tenants import ANYBODY, Caller, KeyRing, key_of
+from balancer.wishes import KV_TRANSFER, SALT, check_priority, unwanted, whole
 from balancer.wishes import PRIORITY as PRIORITY_FIELD
-from balancer.wishes import SALT, check_priority, unwanted, whole
 
 PRIORITY: Final = b"x-vllm-priority"
 """The header that goes before a body's ``priority`` (vLLM >= 0.28)."""
@@ -69,11 +69,15 @@ STRANGER: Final = Visit(questions=_QUESTIONS)
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """A body as it goes on, the salt in it, and the priority that it asks for (vLLM: lower is earlier)."""
+    """A body as it goes on, the salt in it, and the priority that it asks for (vLLM: lower is earlier).
+
+    ``has_params``: the client says itself, in that body, what the engine is to fetch.
+    """
 
     body: bytes
     salt: str | None
     priority: int | None
+    has_params: bool = False
 
 
 class Access:
@@ -161,9 +165,10 @@ class Access:
         if priority is None and caller.priority > 0 and path not in UNSALTED:  # engines would take it for 0
             priority = caller.priority
             body = strip.with_field(body, PRIORITY_FIELD, priority)
+        has_params = any(place[-1] == KV_TRANSFER and place not in dropped for place in inbound.wishes.places)
         if self._salts is None or path in NOT_COMPUTED:
-            return Admitted(body, inbound.salt, priority)
-        return Admitted(*self._salted(self._salts, caller, path, inbound, body), priority)
+            return Admitted(body, inbound.salt, priority, has_params)
+        return Admitted(*self._salted(self._salts, caller, path, inbound, body), priority, has_params)
 
     def _salted(
         self, salts: Salts, caller: Caller, path: str, inbound: Inbound, body: bytes

@@ -149,6 +149,7 @@ class _Control:
                 "signs": self._service.signs(live),
                 "models": live.replica.models,
                 "role": live.replica.role,
+                "kv_connectors": live.replica.connectors,
                 "recipe": router.caches.recognitions[live.replica.id].recipe,
                 "in_flight": live.in_flight,
                 "queued_tokens": live.queued_tokens,

@@ -1,9 +1,9 @@
 """One request at one replica: from its lease to its release, and the answer that passes in between.
 
 Knows which answers are streams, when a prompt has been computed, and what the end of an exchange says of the replica. Changes
-no byte of a body, but for what tells of another replica that has computed its prompt; where a stream breaks off, something is
-added, so that nobody takes it for whole. Whatever happens, the lease is released exactly once. An answer that is a failure is
-given to the client only where no other replica may be tried.
+no byte of a body, but for what tells the engine what to load, and, in answers, for what tells of another replica that has
+computed the prompt; where a stream breaks off, something is added, so that nobody takes it for whole. Whatever happens, the
+lease is released exactly once. An answer that is a failure is given to the client only where no other replica may be tried.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ import msgspec
 from balancer.core import Decision, Failure, Fault, Outcome, RouteRequest, Truth
 from balancer.dialects import error_event
 from balancer.disaggregation.answers import AnswerFilter
+from balancer.disaggregation.plan import PARAMS
 from balancer.disaggregation.roles import Part
 from balancer.errors import RequestError, UpstreamFailed, UpstreamTimeout
 from balancer.gateway import headers
@@ -27,6 +28,7 @@ from balancer.opening import Opening, of_body, of_stream
 from balancer.retries import Verdict
 from balancer.sse import BodyWatch, StreamWatch
 from balancer.stages import Stage
+from balancer.strip import with_field
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +157,8 @@ class Attempt(Relay):
             None if leg is None else leg.request_id,
         )
         body = self._asking.asked.body if leg is None else leg.body
+        if self._decision.hint:  # whose request brings no parameters of its own, and is not split
+            body = with_field(body, PARAMS, self._decision.hint)
         return Outgoing(b"POST", target.encode("latin-1"), lines, body)
 
     def _limits(self) -> Limits:

@@ -163,7 +163,7 @@ class Legs:
                 if self._passes_tokens(asking):
                     leg = msgspec.structs.replace(leg, returns_tokens=True)
                 sender = self._sender(asking, wanted, chosen)
-                body = bodies.prefill_body(asking.origin.path, fields, leg)
+                body = bodies.prefill_body(asking.origin.path, fields, plan.with_hint(leg, chosen.hint))
             except BaseException:
                 self._means.service.release_at_once(chosen.lease, Outcome.CANCELLED)
                 raise
@@ -268,7 +268,7 @@ class Legs:
             if second is None:
                 raise _Alone(Alone.NO_PARAMS)
             sender = self._sender(asking, wanted, chosen)
-            body = bodies.prefill_body(asking.origin.path, fields, leg)
+            body = bodies.prefill_body(asking.origin.path, fields, plan.with_hint(leg, chosen.hint))
             made = _made(asking, fields, second, chosen)
         except BaseException:
             self._means.service.release_at_once(chosen.lease, Outcome.CANCELLED)

@@ -142,6 +142,7 @@ def conclude(
         tells_start=inbound.is_streamed,
         session=session,
         part=part,
+        takes_hint=not admitted.has_params,
     )
     return Asked(request, admitted.salt, admitted.body, admitted.priority or 0)
 

@@ -294,6 +294,7 @@ class GatewayLink:
             tells_start=asked.tells_start,
             session=asked.session,
             part=asked.part,
+            takes_hint=asked.takes_hint,
         )
         origin = Origin(asked.request_id, asked.path, asked.salt)
         placed = self._service.place(request, origin, Claim(asked.tenant, asked.urgency, asked.deadline))
@@ -339,6 +340,7 @@ class GatewayLink:
                 spent.get(Stage.CHOOSE, 0),
                 decision.policy,
                 decision.is_split,
+                decision.hint,
             )
         )
 

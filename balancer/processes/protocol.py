@@ -69,6 +69,7 @@ class Route(msgspec.Struct, frozen=True, array_like=True, tag=1):
     tells_start: bool = True
     session: int = 0
     part: Part = Part.WHOLE
+    takes_hint: bool = True
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -170,6 +171,7 @@ class Routed(msgspec.Struct, frozen=True, array_like=True, tag=32):
     choose: int
     policy: str = ""
     is_split: bool = False
+    hint: dict[str, Any] = {}
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=33):

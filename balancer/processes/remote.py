@@ -205,6 +205,7 @@ class RemoteBrain:
             request.tells_start,
             request.session,
             request.part,
+            request.takes_hint,
         )
         try:
             decision = await self._call(number, asked, request)
@@ -384,6 +385,7 @@ class RemoteBrain:
             held_tokens=routed.held_tokens,
             request_id=request.request_id,
             is_split=routed.is_split,
+            hint=routed.hint,
         )
         self._lease(decision, is_told=True)
         call.answer.set_result(decision)

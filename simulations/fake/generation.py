@@ -78,7 +78,7 @@ class Generation:
             tokenizer=TOKENIZER,
             has_details=config.has_usage_details,
         )
-        if config.connector == "shared":
+        if config.connector in {"shared", "offloading"}:
             answer.loaded_tokens = loading.tokens
         try:
             pinned = _rank(request) if config.release.has_rank_header else None

@@ -46,6 +46,10 @@ _GPU_NAMES = {
 }
 
 
+_LOADED: Final = "vllm:kv_offload_load_bytes"
+_TRANSFERRED: Final = "vllm:nixl_bytes_transferred"
+_TOKEN_BYTES: Final = 1000
+
 _EXTERNAL: Final = "vllm:external_prefix_cache_hits"
 
 SLEEP_STATES: Final = ("awake", "weights_offloaded", "discard_all")
@@ -79,6 +83,11 @@ def page(
     if config.connector:
         lines += _family(_EXTERNAL, "External prefix cache hits, in number of tokens.", "counter", suffix="_total")
         lines += (_line(f"{_EXTERNAL}_total", config, each.rank, each.loaded_tokens) for each in ranks)
+    if config.connector == "offloading":
+        lines += _family(_LOADED, "Total bytes loaded from offload storage to GPU.", "counter", suffix="_total")
+        lines += (_line(f"{_LOADED}_total", config, each.rank, each.loaded_tokens * _TOKEN_BYTES) for each in ranks)
+    if config.connector.startswith("nixl"):
+        lines += _family(_TRANSFERRED, "Histogram of bytes transferred per NIXL KV Cache transfers.", "histogram")
     lines += _finished(config, ranks)
     lines += _family("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", "gauge")
     lines += (f"vllm:cache_config_info{{{_cache_labels(config, each.rank)}}} 1.0" for each in ranks)

@@ -22,11 +22,12 @@ class Release(msgspec.Struct, frozen=True):
     version: str = NEWEST
 
     def __post_init__(self) -> None:
-        if self._number < (0, 11):
+        if self.number < (0, 11):
             raise ValueError(f"{self.version!r} is too old to be imitated; use 0.11.0 or later")
 
     @property
-    def _number(self) -> tuple[int, int]:
+    def number(self) -> tuple[int, int]:
+        """Major and minor."""
         found = re.match(r"(\d+)\.(\d+)", self.version)
         if found is None:
             raise ValueError(f"{self.version!r} is not a vLLM version; give one like {NEWEST}")
@@ -35,58 +36,58 @@ class Release(msgspec.Struct, frozen=True):
     @property
     def has_map_events(self) -> bool:
         """Events are maps; before, they were arrays."""
-        return self._number >= (0, 24)
+        return self.number >= (0, 24)
 
     @property
     def num_stored_fields(self) -> int:
         """How many fields of a BlockStored array there are, its tag not counted."""
-        number = self._number
+        number = self.number
         return 11 if number >= (0, 22) else 8 if number >= (0, 18) else 7 if number >= (0, 14) else 6
 
     @property
     def has_replay_topic(self) -> bool:
         """Replayed batches carry their topic."""
-        return self._number >= (0, 26)
+        return self.number >= (0, 26)
 
     @property
     def has_event_sources(self) -> bool:
         """``GET /kv_event_sources``."""
-        return self._number >= (0, 31)
+        return self.number >= (0, 31)
 
     @property
     def has_effective_block_size(self) -> bool:
         """The label of ``vllm:cache_config_info`` with context parallelism in it."""
-        return self._number >= (0, 31)
+        return self.number >= (0, 31)
 
     @property
     def has_render(self) -> bool:
-        return self._number >= (0, 18)
+        return self.number >= (0, 18)
 
     @property
     def has_generate(self) -> bool:
         """``/inference/v1/generate``."""
-        return self._number >= (0, 14)
+        return self.number >= (0, 14)
 
     @property
     def needs_scale_out(self) -> bool:
         """Without ``--enable-scale-out``, the render and generate paths are there and refuse."""
-        return self._number >= (0, 30)
+        return self.number >= (0, 30)
 
     @property
     def has_rank_header(self) -> bool:
         """``X-data-parallel-rank``."""
-        return self._number >= (0, 14)
+        return self.number >= (0, 14)
 
     @property
     def has_gpu_metric_names(self) -> bool:
         """``vllm:gpu_cache_usage_perc`` and its kind, beside the names without ``gpu_``."""
-        return self._number <= (0, 11)
+        return self.number <= (0, 11)
 
     @property
     def has_sleep_state(self) -> bool:
         """``vllm:engine_sleep_state``."""
-        return self._number >= (0, 14)
+        return self.number >= (0, 14)
 
     @property
     def has_waiting_reasons(self) -> bool:
-        return self._number >= (0, 22)
+        return self.number >= (0, 22)

@@ -6,12 +6,14 @@ numbers from 0. Never knows HTTP. All ranks live on one event loop.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
+from hashing.chain import Chain
 from hashing.extras import Extras
 from simulations.fake.asks import Ask, Refused
 from simulations.fake.config import FakeConfig
@@ -66,6 +68,8 @@ class EngineProcess:
             config.block_size,
             config.transfer_patience,
             self._free,
+            self._held,
+            config.release.number,
         )
         self.ranks: list[Rank] = []
         self._next_rank = 0
@@ -122,6 +126,13 @@ class EngineProcess:
     def _free(self, kept: Kept) -> None:
         for rank, name in kept.samples:
             self.ranks[rank].engine.let_go(name)
+
+    def _held(self, prompt: Sequence[int]) -> int:
+        """Leading tokens of a prompt without extras that lie in the cache of the first rank."""
+        engine = self.ranks[0].engine
+        size, cached = engine.config.recipe.block_size, engine.cached()
+        keys = Chain(engine.config.recipe, prompt).keys((len(prompt) - 1) // size)
+        return size * sum(1 for _ in itertools.takewhile(cached.__contains__, keys))
 
     def start(self, ask: Ask, name: str, pinned: int | None, loading: Loading = NOTHING) -> list[Sample]:
         """Queue all samples of a request; they share a mailbox, and may go to different ranks unless one is ``pinned``.

@@ -16,7 +16,7 @@ import msgspec
 
 from simulations.fake.asks import Ask, Refused
 
-ConnectorName: TypeAlias = Literal["", "nixl", "nixl_push", "mooncake", "shared", "p2p_nccl"]
+ConnectorName: TypeAlias = Literal["", "nixl", "nixl_push", "mooncake", "shared", "p2p_nccl", "offloading"]
 
 LOAD_FAILED: Final = "Internal server error"
 
@@ -61,12 +61,17 @@ class Transfers:
         block_size: int,
         patience: float,
         free: Callable[[Kept], None],
+        held: Callable[[Sequence[int]], int] = lambda prompt: 0,
+        release: tuple[int, int] = (0, 32),
     ) -> None:
         """``patience`` is how many seconds a request waits for blocks that another engine is to send.
 
-        ``free`` is told of blocks that nobody needs any more.
+        ``free`` is told of blocks that nobody needs any more; ``held`` says how many tokens of a prompt lie in the engine's own
+        cache. What can be said of loads depends on the ``release``.
         """
         self._free = free
+        self._held = held
+        self._release = release
         self.connector = connector
         self.engine_id = uuid.uuid4().hex
         self.port = 5600 + len(_ENGINES)
@@ -106,6 +111,8 @@ class Transfers:
                     return await self._fetch(ask, params, name)
             case "shared":
                 return self._look_up(ask.prompts[0])
+            case "offloading":
+                return self._load(ask.prompts[0], params)
             case "p2p_nccl":
                 return await self._by_name(ask, name)
         return NOTHING
@@ -151,6 +158,29 @@ class Transfers:
             self.num_fetched_tokens += len(aligned)
         return Loading(len(aligned) if found else 0)
 
+    def _load(self, prompt: Sequence[int], params: dict[str, Any]) -> Loading:
+        """The blocks behind the engine's own, as far as they lie there, and as the request lets it.
+
+        As ``OffloadingConnectorScheduler`` of vLLM 0.32 with one remote tier: its ``_create_req_context``,
+        ``TierFilter.allows`` and ``_lookup_complete_chunks``.
+        """
+        kept, size = _STORES.get(self._store, ()), self._block_size
+        held = self._held(prompt)
+        most = len(prompt) // size * size
+        tiers, limit = params.get("kv_load_tiers"), params.get("max_load_tokens")
+        if tiers is not None and self._release >= (0, 28):
+            places = {(each.get("medium"), each.get("locality", "REMOTE")) for each in tiers}
+            most = most if ("STORAGE", "REMOTE") in places else 0
+        if type(limit) is int and limit >= 0 and self._release >= (0, 31):
+            most = min(most, (held + limit) // size * size)
+        end = held
+        while end + size <= most and tuple(prompt[: end + size]) in kept:
+            end += size
+        if end == held:
+            return NOTHING
+        self.num_fetched_tokens += end - held
+        return Loading(end)
+
     def _aligned(self, prompt: Sequence[int]) -> tuple[int, ...]:
         return tuple(prompt[: (len(prompt) - 1) // self._block_size * self._block_size])
 
@@ -162,6 +192,12 @@ class Transfers:
         """The request has been answered; its transfer parameters."""
         if self.connector == "shared":
             _STORES.setdefault(self._store, set()).update(self._aligned(prompt) for prompt in ask.prompts)
+            return None
+        if self.connector == "offloading":
+            stored = _STORES.setdefault(self._store, set())
+            for prompt in ask.prompts:
+                ends = range(self._block_size, len(prompt) + 1, self._block_size)
+                stored.update(tuple(prompt[:end]) for end in ends)
             return None
         if not loading.keeps:
             return None

@@ -395,3 +395,12 @@ def test_each_rank_that_connects_has_its_own_port() -> None:
         ("tcp://*:6000", "tcp://e:7000"),
         ("tcp://*:6001", "tcp://e:7001"),
     ]
+
+
+def test_the_settings_know_better_which_connectors_there_are_and_of_which_release() -> None:
+    told = msgspec.structs.replace(TOLD, connectors=("OffloadingConnector",))
+    found = one(settings(), told).replica
+    assert (found.connectors, found.release) == (("OffloadingConnector",), (0, 32))
+    found = one(settings(kv_connectors=(), version="0.29.1"), told).replica
+    assert (found.connectors, found.release) == ((), (0, 29))
+    assert one(settings(), NOTHING).replica.release is None

@@ -2,11 +2,14 @@
 
 import math
 
+import msgspec
 import pytest
 
-from balancer.core import Candidate
+from balancer.core import Candidate, Load, Outcome, Truth
 from balancer.economics.economy import Economy
 from balancer.economics.links import Link
+from balancer.economics.mix import Load as MixLoad
+from balancer.economics.mix import Mix
 from balancer.economics.settings import LinkSettings, ModelSettings
 from balancer.policies.predicted_ttft import PredictedTtft
 from balancer.router import Router
@@ -109,3 +112,79 @@ def test_a_slow_link_weighs_what_it_takes_where_the_engine_cannot_be_told() -> N
     found = seen(router(SLOW))[A]
     assert found.load_tokens == 4000
     assert found.load_seconds == pytest.approx(link.seconds(4_000_000))
+
+
+def told(gigabits: float, **changes: object) -> Router:
+    """The same, of engines that can be told what to load; ``b`` is not there."""
+    owner = router(gigabits)
+    owner.remove(B)
+    able = {"connectors": ("OffloadingConnector",), "release": (0, 32)}
+    owner.put(replica("a", models=("m",), **{**able, **changes}))
+    return owner
+
+
+def test_an_engine_that_can_be_told_does_what_is_cheapest() -> None:
+    slow, fast = told(SLOW), told(FAST * 10)
+    for _ in range(3):
+        decision = slow.route(request(PROMPT), 0.0, 0.0)
+        assert decision.mix is not None
+        assert (decision.mix.loaded_tokens, decision.mix.computed_tokens) == (0, 4001)
+        assert (decision.hint, decision.loads, decision.expected_tokens) == ({"max_load_tokens": 0}, (), 0)
+        assert decision.loadable == (Load("CPU", 4000, 4),)
+        slow.release(decision.lease, Outcome.OK, 0.0, Truth(4001, 0))
+        slow.caches.predicted.forget(slow.caches.index.gpu.bit(A))
+    assert slow.caches.load_audit.tokens == {("CPU", "left"): 12_000, ("CPU", "taken"): 0}
+    assert slow.caches.load_audit.dropped == {}, "it was not asked for, and is still there"
+    assert slow.load_plans.hints == {"max_load_tokens": 3}
+    assert slow.load_plans._busy_until == {}
+    decision = slow.route(request(PROMPT), 0.0, 0.0)
+    slow.release(decision.lease, Outcome.OK, 0.0, Truth(4001, 4000))
+    assert slow.caches.load_audit.tokens["CPU", "taken"] == 4000
+    assert not slow.caches.healer._doubts, "it has not done as it was told, which says nothing against the index"
+    decision = fast.route(request(PROMPT), 0.0, 0.0)
+    assert (decision.hint, decision.expected_tokens) == ({}, 4000)
+    assert fast.load_plans.hints == {}
+
+
+def test_who_says_so_himself_is_not_told_and_not_judged() -> None:
+    owner = told(SLOW)
+    decision = owner.route(request(PROMPT, takes_hint=False), 0.0, 0.0)
+    assert decision.mix is not None
+    assert (decision.hint, decision.mix.loaded_tokens) == ({}, 4000)
+    owner.release(decision.lease, Outcome.OK, 0.0, Truth(4001, 0))
+    assert owner.caches.load_audit.tokens == {}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"release": None}, {"release": (0, 30)}, {"connectors": ()}, {"connectors": ("X",)}]
+)
+def test_who_cannot_be_told_loads_all(changes: dict[str, object]) -> None:
+    decision = told(SLOW, **changes).consider(request(PROMPT), 0.0, 0.0)
+    assert decision.mix is not None
+    assert (decision.hint, decision.mix.loaded_tokens) == ({}, 4000), "the CPU tier is read by all that know no length"
+
+
+def test_what_is_more_cached_than_was_planned_is_less_to_load() -> None:
+    mix = Mix(0, (MixLoad("CPU", 0, 320, 0.0, 0.0), MixLoad("store:s", 320, 640, 0.0, 0.0)), 361, 0.0)
+    decision = told(SLOW).consider(request(PROMPT), 0.0, 0.0)
+    decision = msgspec.structs.replace(decision, mix=mix, hint={"max_load_tokens": 640})
+    assert decision.loads == (Load("CPU", 320), Load("store:s", 320))
+    more = msgspec.structs.replace(decision, cached_tokens=400)
+    assert (more.loads, more.expected_tokens) == ((Load("store:s", 240),), 640)
+
+
+def test_what_an_engine_was_not_to_load_and_what_it_was_are_counted_apart() -> None:
+    owner = told(SLOW)
+    mix = Mix(0, (MixLoad("CPU", 0, 320, 0.0, 0.0),), 3681, 0.0)
+    sent = owner.consider(request(PROMPT), 0.0, 0.0)
+    sent = msgspec.structs.replace(sent, mix=mix, hint={"max_load_tokens": 320})
+    audit = owner.caches.load_audit
+    for actual, expected in (
+        (320, {"loaded": 320, "missed": 0, "left": 3680, "taken": 0}),
+        (400, {"loaded": 320, "missed": 0, "left": 3600, "taken": 80}),
+        (300, {"loaded": 300, "missed": 20, "left": 3680, "taken": 0}),
+        (4000, {"loaded": 320, "missed": 0, "left": 0, "taken": 3680}),
+    ):
+        audit.tokens.clear()
+        audit.compare(sent, actual, request(PROMPT), Chain(RECIPE, PROMPT), 4)
+        assert {result: count for (_, result), count in audit.tokens.items()} == expected, actual

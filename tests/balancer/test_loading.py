@@ -276,7 +276,7 @@ def test_what_could_be_loaded_is_no_promise_of_what_is_cached() -> None:
     assert plain.consider(request(PROMPT), 0.0, 0.0).is_predicted
     plain.caches.apply(A, [stored(PROMPT[:9]), *on("CPU", 2)])
     decision = plain.consider(request(PROMPT), 0.0, 0.0)
-    assert (decision.cached_tokens, decision.loadable, decision.expected_tokens) == (8, (Load("CPU", 4),), 12)
+    assert (decision.cached_tokens, decision.loadable, decision.expected_tokens) == (8, (Load("CPU", 4, 4),), 12)
 
 
 def settle(owner: Router, tokens: Sequence[int], cached: int) -> None:
@@ -344,3 +344,19 @@ def test_what_replicas_ask_alike_and_what_not_is_told_apart() -> None:
         "b": {"CPU": 12},
         "c": {"store:whole": 20},
     }
+
+
+def test_each_source_says_in_which_steps_its_loads_end() -> None:
+    one = store()
+    owner = router(one)
+    owner.caches.apply(A, on("STORAGE", 1, 3, locality="REMOTE"))
+    (namespace,) = owner.caches.index.stores.namespaces("s")
+    one.chunks[namespace] = 2
+    owner.caches.apply(A, on("CPU", 0, 1))
+    found = {each.replica: each.loadable for each in owner.consider(request(PROMPT), 0.0, 0.0).candidates}
+    assert found[A] == (Load("CPU", 8, 4), Load("store:s", 8, 8))
+    assert found[B] == (Load("store:s", 16, 8),)
+    whole = router(store(reading=Reading.WHOLE))
+    whole.caches.apply(A, on("STORAGE", 0, 1, locality="REMOTE"))
+    (seen,) = (each for each in whole.consider(request(PROMPT), 0.0, 0.0).candidates if each.replica == B)
+    assert seen.loadable == (Load("store:s", 8),), "of these nobody can be told where to end"

@@ -108,3 +108,12 @@ def test_a_clients_salt_can_be_taken_out_first(fields: dict[str, Any]) -> None:
 def test_no_body_upsets_it(body: bytes) -> None:
     with contextlib.suppress(BadRequest):
         assert without(body, PLACES) is not None
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"a":1.50}', b' { "a": 1.50 }\r\n', b'{"kv_transfer_params": null, "a": 1.50}', b"{}", b"{ }"]
+)
+def test_an_object_goes_behind_all_other_bytes_and_counts(body: bytes) -> None:
+    made = with_field(body, "kv_transfer_params", {"max_load_tokens": 0, "kv_load_tiers": []})
+    assert made.startswith(body.rstrip(b" \r\n")[:-1])
+    assert json.loads(made) == {**json.loads(body), "kv_transfer_params": {"max_load_tokens": 0, "kv_load_tiers": []}}

@@ -67,6 +67,16 @@ class Fleet:
         told, _ = self.post("/debug/explain?path=/v1/completions", {"model": MODEL_NAME, "prompt": tokens})
         return {each["replica"]: each for each in told["candidates"]}
 
+    def decided(self, tokens: list[int]) -> dict[str, Any]:
+        """Where it would go now, and what would be done there."""
+        told, _ = self.post("/debug/explain?path=/v1/completions", {"model": MODEL_NAME, "prompt": tokens})
+        return dict(told)
+
+    def last(self) -> dict[str, Any]:
+        """The last decision."""
+        (found,) = self.get("/debug/decisions?limit=1")["decisions"]
+        return dict(found)
+
     def loadable(self, tokens: list[int]) -> dict[str, dict[str, int]]:
         return {name: each.get("loadable", {}) for name, each in self.explain(tokens).items()}
 
@@ -98,42 +108,59 @@ def eventually(what: str, condition: Callable[[], Any], seconds: float = SECONDS
         time.sleep(0.05)
 
 
+CACHE_AWARE: Final = '[policy]\nname = "cache_aware"\n'
+
+
 @contextlib.contextmanager
-def fleet(folder: Path, store: str, *engine_args: Sequence[str], env: dict[str, str] | None = None) -> Iterator[Fleet]:
-    """An engine for each list of arguments, and a gateway that knows ``store`` (TOML of one ``[[stores]]``)."""
+def fleet(
+    folder: Path, store: str, *engine_args: Sequence[str], env: dict[str, str] | None = None, more: str = CACHE_AWARE
+) -> Iterator[Fleet]:
+    """An engine for each list of arguments, and a gateway that knows ``store`` (TOML of one ``[[stores]]``).
+
+    ``more`` are its other settings.
+    """
     places = [free_ports() for _ in engine_args]
     engines = [
         start_engine(*place, *args, env=env, max_model_len=1024, kv_bytes="4M", log=folder / f"vllm-{at}.log")
         for at, (place, args) in enumerate(zip(places, engine_args, strict=True))
     ]
-    process: subprocess.Popen[bytes] | None = None
     try:
         for engine in engines:
             engine.wait_ready()
-        replicas = "".join(f'[[replicas]]\nurl = "{engine.url}"\n' for engine in engines)
-        settings = folder / "kvlb.toml"
-        settings.write_text(f'{replicas}[policy]\nname = "cache_aware"\n[[stores]]\n{store}')
-        found = Fleet(engines, f"http://127.0.0.1:{free_ports()[0]}")
-        command = [sys.executable, "-m", "balancer", "serve", "--expose-decisions", "--config", str(settings)]
-        with (folder / "kvlb.log").open("wb") as output:
-            process = subprocess.Popen(
-                [*command, "--port", found.url.rpartition(":")[2]],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        with before(folder, engines, store, more) as found:
+            yield found
+    finally:
+        for engine in engines:
+            engine.stop()
+
+
+@contextlib.contextmanager
+def before(
+    folder: Path, engines: Sequence[RealEngine], store: str, more: str = CACHE_AWARE, *flags: str
+) -> Iterator[Fleet]:
+    """A gateway of its own before engines that run."""
+    replicas = "".join(f'[[replicas]]\nurl = "{engine.url}"\n' for engine in engines)
+    settings = folder / "kvlb.toml"
+    settings.write_text(f"{more}{replicas}[[stores]]\n{store}")
+    found = Fleet(engines, f"http://127.0.0.1:{free_ports()[0]}")
+    command = [sys.executable, "-m", "balancer", "serve", "--expose-decisions", "--config", str(settings), *flags]
+    with (folder / "kvlb.log").open("ab") as output:
+        process = subprocess.Popen(
+            [*command, "--port", found.url.rpartition(":")[2]],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
         eventually("replicas ready", lambda: _are_ready(found, len(engines)), 60)
         yield found
     finally:
-        if process is not None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-        for engine in engines:
-            engine.stop()
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _are_ready(found: Fleet, count: int) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from balancer.commands import explain
 from balancer.core import Knowledge, Outcome, Paper, Truth
 from balancer.errors import ConfigError
-from balancer.explain import Explanation, NotAsked, Seen
+from balancer.explain import Explanation, NotAsked, Plan, Seen
 from balancer.fleet import Status
 from indexer.index import ReplicaId
 
@@ -177,6 +177,26 @@ def test_what_another_policy_would_have_chosen_is_a_line(paper: Paper, line: str
     lines = explain.written(told(shadow=paper, outcome=Outcome.OK)).splitlines()
     assert lines[-2] == line
     assert "on paper" not in explain.written(told())
+
+
+def test_what_is_found_loaded_and_computed_is_a_line() -> None:
+    made = Plan(
+        hit_tokens=1024,
+        loads={"CPU": 2048, "store:s": 64},
+        load_seconds=0.0123,
+        computed_tokens=17,
+        compute_seconds=0.5,
+        hint={"max_load_tokens": 2112, "kv_load_tiers": []},
+    )
+    lines = explain.written(told(plan=made, outcome=Outcome.OK, truth=Truth(cached_tokens=3136))).splitlines()
+    assert lines[-2] == (
+        "planned: 1,024 cached, 2,048 from CPU, 64 from store:s in 0.012 s, 17 computed in 0.500 s; its engine is told "
+        "max_load_tokens = 2112, kv_load_tiers = []"
+    )
+    assert lines[-1] == "outcome: ok; predicted 3,136 cached tokens, the engine says 3,136"
+    none = msgspec.structs.replace(made, loads={}, hint={})
+    assert "planned: 1,024 cached, nothing loaded, 17 computed in 0.500 s\n" in explain.written(told(plan=none)) + "\n"
+    assert "planned" not in explain.written(told())
 
 
 def test_an_engines_error_is_told_with_its_status() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from balancer.economics.economy import OWN, Economy, tier_of
+from balancer.economics.economy import OWN, Economy, Place, tier_of
 from balancer.economics.hints import Tier
 from balancer.economics.links import LINKS, Link
 from balancer.economics.mix import Control
@@ -46,7 +46,7 @@ def test_a_plan_loads_what_pays_over_the_replicas_own_links() -> None:
     economy = Economy(
         [LinkSettings(source="store:s", replicas=(THERE,), link="100gbe")], MODELS, stores={"s": Link(1e8)}
     )
-    asked = (["m"], 8000, 1600, [("CPU", 1600), ("store:s", 3200)], PREFILL, Control.LENGTH)
+    asked = (["m"], 8000, 1600, [Place("CPU", 1600), Place("store:s", 3200)], PREFILL, Control.LENGTH)
     slow, fast = economy.plan(HERE, *asked), economy.plan(THERE, *asked)
     assert slow is not None
     assert fast is not None
@@ -62,7 +62,7 @@ def test_a_plan_loads_what_pays_over_the_replicas_own_links() -> None:
 def test_an_engine_that_cannot_be_told_loads_over_the_slow_link() -> None:
     economy = Economy(models=MODELS, stores={"s": Link(1e8)})
     told, untold = (
-        economy.plan(HERE, ["m"], 8000, 0, [("store:s", 8000)], PREFILL, control)
+        economy.plan(HERE, ["m"], 8000, 0, [Place("store:s", 8000)], PREFILL, control)
         for control in (Control.LENGTH, Control.NOTHING)
     )
     assert told is not None
@@ -72,7 +72,7 @@ def test_an_engine_that_cannot_be_told_loads_over_the_slow_link() -> None:
 
 
 def test_without_a_link_or_a_weight_there_is_no_plan() -> None:
-    asked = (8000, 0, [("store:s", 8000)], PREFILL, Control.LENGTH)
+    asked = (8000, 0, [Place("store:s", 8000)], PREFILL, Control.LENGTH)
     assert Economy(models=MODELS).plan(HERE, ["m"], *asked) is None
     assert Economy(stores={"s": LINKS["10gbe"]}).plan(HERE, ["m"], *asked) is None
     nothing = Economy(models=MODELS).plan(HERE, ["m"], 8000, 0, [], PREFILL, Control.LENGTH)
@@ -91,3 +91,31 @@ def test_without_a_link_or_a_weight_there_is_no_plan() -> None:
 )
 def test_places_have_a_name_for_filters(source: str, tier: Tier) -> None:
     assert tier_of(source) == tier
+
+
+def test_loads_end_where_the_engine_can_end_them() -> None:
+    """Rounded down by the engine, a length in the middle of a chunk would be a whole chunk less."""
+    economy = Economy(models=MODELS, stores={"s": LINKS["100gbe"]})
+    places = [Place("store:s", 96, 32)]
+    mix = economy.plan(HERE, ["m"], 96, 0, places, PREFILL, Control.LENGTH)
+    assert mix is not None
+    assert mix.loaded_tokens in {0, 64, 96}
+    free = Prefill(token=1e-4, least=40e-4)  # 40 tokens cost no more than one
+    mix = economy.plan(HERE, ["m"], 4100, 1024, [Place("store:s", 4096 - 1024, 32)], free, Control.LENGTH)
+    assert mix is not None
+    assert mix.loaded_tokens == 4064 - 1024
+    assert economy.hint(HERE, 1024, [Place("store:s", 4096 - 1024, 32)], mix, Control.LENGTH) == {
+        "max_load_tokens": 3040
+    }
+
+
+def test_stores_that_a_filter_cannot_tell_apart_are_read_together() -> None:
+    economy = Economy(models=MODELS, stores={"fast": LINKS["400gbe"], "slow": Link(1e6)})
+    places = [Place("store:fast", 4000), Place("store:slow", 3000)]
+    mix = economy.plan(HERE, ["m"], 8000, 0, places, PREFILL, Control.SOURCES)
+    assert mix is not None
+    assert mix.loaded_tokens == 7000
+    assert economy.hint(HERE, 0, places, mix, Control.SOURCES) == {}
+    mix = economy.plan(HERE, ["m"], 8000, 0, places, PREFILL, Control.LENGTH)
+    assert mix is not None
+    assert economy.hint(HERE, 0, places, mix, Control.LENGTH) == {"max_load_tokens": 4000}

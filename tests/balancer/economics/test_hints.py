@@ -2,7 +2,7 @@
 
 import pytest
 
-from balancer.economics.hints import Tier, control_of, hint
+from balancer.economics.hints import Tier, control_of, hint, offloads
 from balancer.economics.links import Link
 from balancer.economics.mix import Control, Mix, Source, cheapest
 from balancer.economics.prefill import Prefill
@@ -88,3 +88,18 @@ def test_tiers_that_a_filter_cannot_tell_apart_are_refused() -> None:
     mix = cheapest(1000, 0, sources, PREFILL, SHAPE)
     with pytest.raises(ValueError, match="disk: an engine cannot tell it from another tier"):
         hint(mix, sources, vague, Control.LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ({"OffloadingConnector"}, True),
+        ({"OffloadingConnector", "NixlConnector"}, True),
+        ({"OffloadingConnector", "MooncakeConnector"}, True),
+        ({"OffloadingConnector", "MooncakeStoreConnector"}, False),
+        ({"NixlConnector"}, False),
+        (set(), False),
+    ],
+)
+def test_beside_another_that_loads_what_it_finds_a_word_is_of_no_use(names: set[str], expected: bool) -> None:
+    assert offloads(names) is expected

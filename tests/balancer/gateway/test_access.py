@@ -131,7 +131,12 @@ def test_what_steers_engines_is_for_trusted_keys_alone() -> None:
     allowed = admit(access, Caller(priority=-7), body)
     assert json.loads(allowed.body) == {"model": "m", "priority": -7}
     assert allowed.priority == -7
-    assert admit(access, Caller(is_trusted=True), body) == Admitted(body, None, -7)
+    assert not allowed.has_params
+    assert admit(access, Caller(is_trusted=True), body) == Admitted(body, None, -7, has_params=True)
+    for own in (b'{"vllm_xargs":{"kv_transfer_params":{}}}', b'{"kv_transfer_params":{}}'):
+        assert admit(Access(settings(clients={"transfer_params": "pass"})), Caller(), own).has_params
+    for other in (b'{"ec_transfer_params":{}}', b'{"kv_transfer_params":null}', b"{}"):
+        assert not admit(Access(settings(clients={"transfer_params": "pass"})), Caller(), other).has_params
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ FROM_GATEWAY: list[FromGateway] = [
         3, "m", (40, 8), 12, True, False, 5.5, (A,), "id", "/v1/completions", "salt", "t", Urgency.LOW, 4.5,
         [Chains(2, Lora("l", "/p"), [protocol.packed([1, 2**64 - 1]), b""])], False, 2**64 - 1,
     ),
-    Route(4, "m", (), 0, False, True, None, (), "", "", None, "", Urgency.NORMAL, 0.0, [], part=Part.PREFILL),
+    Route(4, "m", (), 0, False, True, None, (), "", "", None, "", Urgency.NORMAL, 0.0, [], part=Part.PREFILL, takes_hint=False),
     Cancel(3),
     Started(3),
     Release(3, Outcome.OK, Truth(9, 4, 2, "stop", 200), None),
@@ -86,6 +86,7 @@ FROM_GATEWAY: list[FromGateway] = [
 
 FROM_BRAIN: list[FromBrain] = [
     Routed(3, A, 32, 16, True, True, 10, 20, 30, "random", is_split=True),
+    Routed(3, A, 32, 16, True, True, 10, 20, 30, hint={"max_load_tokens": 0, "kv_load_tiers": [{"medium": "CPU"}]}),
     Refused(3, "Saturated", "busy", "model", 2, ""),
     Done(7),
     FleetView(
@@ -99,6 +100,8 @@ FROM_BRAIN: list[FromBrain] = [
                     recipe=Recipe(),
                     role=Role.PREFILL,
                     transfer=Transfer(bootstrap="http://a:2"),
+                    connectors=("OffloadingConnector",),
+                    release=(0, 32),
                 ),
                 0,
                 True,
@@ -144,7 +147,7 @@ def test_there_is_a_sample_of_every_message() -> None:
         (Loads([1, 0]), "00000005" "9224" "92" "0100"),
         (
             Routed(3, A, 32, 16, True, True, 10, 20, 30, "p"),
-            "00000011" "9c20" "03" "a3613a31" "20" "10" "c3" "c3" "0a" "14" "1e" "a170" "c2",
+            "00000012" "9d20" "03" "a3613a31" "20" "10" "c3" "c3" "0a" "14" "1e" "a170" "c2" "80",
         ),
     ],
     ids=lambda value: type(value).__name__,
