@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from balancer.disaggregation.estimate import Estimate
 from balancer.disaggregation.roles import NO_TRANSFER, Part, Role, Transfer
 from balancer.media import NO_MEDIA, Media
 from balancer.speeds import PREFILL_SPEED
@@ -290,7 +291,7 @@ class Decision(msgspec.Struct, frozen=True):
     them). ``held_tokens`` of the ``cached_tokens`` were named by events when it was made; the rest was expected. ``asked`` and
     ``candidates`` are what the policy saw, ``shadow`` is what another one would have chosen, where one is asked. ``loadable``
     is the chosen candidate's. With ``is_split`` the replica is to answer, and another one to compute the prompt: what it then
-    finds is no prediction of ours.
+    finds is no prediction of ours. ``estimate`` is what both ways cost, where that is known.
     """
 
     lease: int
@@ -309,6 +310,7 @@ class Decision(msgspec.Struct, frozen=True):
     shadow: Paper | None = None
     loadable: tuple[Load, ...] = ()
     is_split: bool = False
+    estimate: Estimate | None = None
 
     @property
     def expected_tokens(self) -> int:
