@@ -158,7 +158,11 @@ def test_a_replica_that_answers_itself_loses_by_computing_for_others() -> None:
         owner.started(decision.lease, 0.0)
     live = [owner.fleet.get(name) for name in (B, D)]
     assert [each is not None and each.answering for each in live] == [10, 10]
-    assert not owner.route(whole(), 0.0, 0.0).is_split
+    holds(owner, D, PROMPT[:2001])
+    decision = owner.route(whole(), 0.0, 0.0)
+    assert (decision.replica.id, decision.is_split) == (D, False), "ten answers lose there as here"
+    assert decision.estimate is not None
+    assert decision.estimate.split > 10 * 0.4
 
 
 def test_a_busy_decode_replica_is_relieved_and_a_busy_prefill_replica_is_not_waited_for() -> None:

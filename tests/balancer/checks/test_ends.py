@@ -196,6 +196,12 @@ CONNECTOR_FAULTS: list[tuple[Cache, dict[str, Any], str, str]] = [
         "it is for decode, and its connector is a kv_producer",
         "kv_consumer for decode",
     ),
+    (
+        P,
+        {"role": "both", "end_kv_role": "kv_consumer"},
+        "it is for both, and its connector is a kv_consumer",
+        "kv_both",
+    ),
     (P, {"end_is_fetchable": False}, "answered a prefill without", "--kv-transfer-config"),
 ]
 
