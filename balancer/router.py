@@ -404,7 +404,7 @@ class Router:
             )
         estimates = NO_ESTIMATES
         if request.part is Part.WHOLE and self.transfers.knows_any:
-            estimates = self._estimates(request, serving, candidates, now, draw)
+            estimates = self._estimates(request, serving, candidates, mixes, now, draw)
             candidates = [self.transfers.priced(each, estimates.get(each.replica), self._worth) for each in candidates]
         stages.passed(Stage.MATCH)
         seen = tuple(candidates)
@@ -443,18 +443,22 @@ class Router:
         request: RouteRequest,
         serving: Sequence[LiveReplica],
         candidates: Sequence[Candidate],
+        mixes: Mapping[ReplicaId, Mix],
         now: float,
         draw: float,
     ) -> Mapping[ReplicaId, Estimate]:
         """What it costs each decode replica to compute the prompt, and to have it computed, as far as that is known.
 
-        The prefill replica is the one that would be chosen now; its own turn comes when the decode replica is known.
+        It is not where something could be loaded and nobody knows in what time. The prefill replica is the one that would be
+        chosen now; its own turn comes when the decode replica is known.
         """
         found: dict[ReplicaId, Estimate] = {}
         decoding = [
             (live, each)
             for live, each in zip(serving, candidates, strict=True)
-            if live.replica.role is Role.DECODE and self.transfers.knows(live)
+            if live.replica.role is Role.DECODE
+            and self.transfers.knows(live)
+            and (each.replica in mixes or not each.loadable)
         ]
         if not decoding:
             return found
@@ -463,8 +467,10 @@ class Router:
             request, part=Part.PREFILL, excluded=frozenset(), session=session, came_at=None, stages=UNTIMED
         )
         try:
-            prefill, chosen, _ = self._choose(prompt, now, draw)
+            prefill, chosen, seen = self._choose(prompt, now, draw)
         except (UnknownModel, NoReplica, Contended, Saturated):
+            return found
+        if chosen.loadable and chosen.replica not in seen.mixes:
             return found
         for live, each in decoding:
             estimate = self.transfers.estimate(live, each, prefill, chosen, now)

@@ -53,10 +53,10 @@ class Transfers:
         """Both ways of a request, at a decode replica and with the prefill replica that would compute its prompt.
 
         ``candidate`` and ``chosen`` are the two as a policy sees them. None where the link between them or the model's weight
-        is not known, or not what it takes to load what one of them could load of it.
+        is not known.
         """
         shape, link = self._shape(live), self._economy.transfer(prefill.replica.endpoint, live.replica.endpoint)
-        if shape is None or link is None or not (_is_told(candidate) and _is_told(chosen)):
+        if shape is None or link is None:
             return None
         length, wait = candidate.prompt_tokens, candidate.wait
         computes, alone = _compute(prefill, chosen), _compute(live, candidate)
@@ -97,11 +97,6 @@ class Transfers:
     def _lost(self, live: LiveReplica, seconds: float) -> float:
         """What the answers under way there lose while a prompt is computed for so long."""
         return self._answer_weight * live.answering * seconds
-
-
-def _is_told(candidate: Candidate) -> bool:
-    """Whether it is known what loading takes, of what there is to load."""
-    return bool(candidate.load_tokens) or not candidate.loadable
 
 
 def _compute(live: LiveReplica, candidate: Candidate) -> float:
