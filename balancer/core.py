@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from balancer.disaggregation.estimate import Estimate
 from balancer.disaggregation.roles import NO_TRANSFER, Part, Role, Transfer
 from balancer.economics.mix import Mix
 from balancer.media import NO_MEDIA, Media
@@ -300,6 +301,7 @@ class Decision(msgspec.Struct, frozen=True):
     is the chosen candidate's, ``mix`` what of it is to be loaded, as far as anybody knows what that costs, and ``hint`` what
     the engine is told so that it does that (``balancer.economics.hints``); nothing where it does so by itself. With
     ``is_split`` the replica is to answer, and another one to compute the prompt: what it then finds is no prediction of ours.
+    ``estimate`` is what both ways cost, where that is known.
     """
 
     lease: int
@@ -318,6 +320,7 @@ class Decision(msgspec.Struct, frozen=True):
     shadow: Paper | None = None
     loadable: tuple[Load, ...] = ()
     is_split: bool = False
+    estimate: Estimate | None = None
     mix: Mix | None = None
     hint: dict[str, Any] = {}
 

@@ -18,6 +18,7 @@ import msgspec
 
 from balancer import openai
 from balancer.checks.facts import Cache, Endpoint, Facts, Sample, Source, Stream
+from balancer.ends import with_ends
 from balancer.gateway.headers import RANK
 from balancer.health import UNASKED
 from balancer.http.reasons import reason
@@ -130,6 +131,7 @@ async def diagnose(ask: AskFacts, *, api_key: str | None, probe: bool, ports: bo
             )
             facts = _with_reports(facts, reports, _unheard(facts, before, reports))
         samples = await _samples(session, facts, api_key)
+        facts = await with_ends(session, facts, _headers(api_key), probe=probe)
     finally:
         await session.close()
     if ports:

@@ -159,6 +159,16 @@ SPLIT: Final = "; a prefill replica computes its prompt first"
 """Of a request that is split."""
 
 
+def way(decision: Decision) -> str:
+    """Who computes the prompt of a request that may be split, and why; empty of all others."""
+    estimate = decision.estimate
+    if estimate is None:
+        return SPLIT if decision.is_split else ""
+    if decision.is_split:
+        return f"{SPLIT} (predicted {estimate.split:.3f} s, and {estimate.alone:.3f} s alone)"
+    return f"; it computes the prompt itself (predicted {estimate.alone:.3f} s, and {estimate.split:.3f} s split)"
+
+
 def why(decision: Decision, costs: Sequence[float] | None) -> str:
     """Why the chosen one won, in one sentence; ``costs`` are the candidates', in their order."""
     candidates = decision.candidates
@@ -225,7 +235,7 @@ def explain(
         policy=decision.policy,
         replica=decision.replica.id,
         cached_tokens=decision.cached_tokens,
-        why=why(decision, costs) + (SPLIT if decision.is_split else ""),
+        why=why(decision, costs) + way(decision),
         candidates=seen(decision.candidates, costs, views, tiers),
         not_asked=list(not_asked),
         shadow=msgspec.UNSET if decision.shadow is None else decision.shadow,

@@ -59,6 +59,8 @@ class CacheConfig(msgspec.Struct, frozen=True):
     algorithm: str | None
     num_gpu_blocks: int | None
     has_prefix_caching: bool | None
+    cache_dtype: str | None = None
+    """``--kv-cache-dtype``; ``auto`` is the model's own."""
 
 
 class EventSource(msgspec.Struct, frozen=True):
@@ -176,6 +178,7 @@ def _cache_config(rank: int, labels: dict[str, str]) -> CacheConfig:
         algorithm=labels.get("prefix_caching_hash_algo"),
         num_gpu_blocks=_int(labels.get("num_gpu_blocks")),
         has_prefix_caching=None if caching is None else caching == "True",
+        cache_dtype=labels.get("cache_dtype"),
     )
 
 

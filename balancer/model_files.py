@@ -55,4 +55,6 @@ def economy_of(settings: Settings) -> Economy:
         for store in settings.stores
         if store.gigabits_per_second is not None
     }
-    return Economy(settings.links, settings.models, shapes, stores)
+    transfer = settings.disaggregation.transfer
+    link = None if transfer is None else transfer.made("disaggregation")
+    return Economy(settings.links, settings.models, shapes, stores, link)

@@ -19,7 +19,8 @@ from balancer.caches import Caches, Sent
 from balancer.continuing import Ends
 from balancer.core import Asked, Candidate, Decision, Failure, Load, Outcome, Paper, Replica, RouteRequest, Truth
 from balancer.disaggregation.choosing import Threshold, Worth
-from balancer.disaggregation.roles import Part, Role
+from balancer.disaggregation.estimate import Estimate
+from balancer.disaggregation.roles import PREFILL_SESSION, Part, Role
 from balancer.economics.economy import Economy
 from balancer.economics.mix import Mix
 from balancer.ejection import Ejections, EjectionSettings
@@ -34,8 +35,9 @@ from balancer.policies.base import Policy
 from balancer.sessions import Sessions
 from balancer.shadow import Seen, Shadow
 from balancer.slow_start import SlowStart, SlowStartSettings
-from balancer.stages import Stage
+from balancer.stages import UNTIMED, Stage
 from balancer.stores import Store
+from balancer.transfers import ANSWER_WEIGHT, NO_ESTIMATES, Transfers
 from balancer.words import counted
 from indexer.index import MAX_BLOCKS, ReplicaId
 
@@ -52,6 +54,7 @@ class _Seen(msgspec.Struct, frozen=True):
     shadow: Paper | None
     mixes: Mapping[ReplicaId, Mix]
     ends: list[int]
+    estimates: Mapping[ReplicaId, Estimate]
 
 
 NO_ADMISSION: Final = AdmissionSettings()
@@ -80,17 +83,19 @@ class Router:
         stores: Iterable[Store] = (),
         worth: Worth = DEFAULT_WORTH,
         economy: Economy = NO_ECONOMY,
+        answer_weight: float = ANSWER_WEIGHT,
     ) -> None:
         """``second`` decides for its share of requests, ``shadow`` on paper alone; ``stores`` are read by replicas.
 
         ``worth`` says whether a prompt is to be computed elsewhere, where that is possible; ``economy`` what it costs to load
-        from stores, and from tiers of their own.
+        from stores, from tiers of their own and from other replicas, ``answer_weight`` what answers lose (``Transfers``).
         """
         self.arms = Arms(arm(policy_name, policy), second)
         self.caches = Caches(max_blocks, stores)
         self.shadow = None if shadow is None else Shadow(shadow, self.caches.matcher)
         self.fleet = Fleet(self.arms.feed)
         self.load_plans = LoadPlans(economy)
+        self.transfers = Transfers(economy, answer_weight)
         self._admission = admission
         self._worth = worth
         self.ejections = Ejections(ejection)
@@ -127,6 +132,7 @@ class Router:
         self.caches.remove(replica)
         self.fleet.remove(replica)
         self.load_plans.forget(replica)
+        self.transfers.forget(replica)
         self.ejections.forget(replica)
         self.sessions.forget(replica)
         self._ends.forget(replica)
@@ -146,7 +152,7 @@ class Router:
             Contended: each of them has asked not to be sent anything for a while.
         """
         live, chosen, seen = self._choose(request, now, draw)
-        is_split = self._is_split(request, live, chosen, now)
+        is_split = self._is_split(request, live, chosen, seen, now)
         computed, loads = (0, 0) if is_split else (chosen.computed_tokens, chosen.load_tokens)
         came_at = now if request.came_at is None else request.came_at
         rank = seen.arm.rank(computed / chosen.speed, came_at)
@@ -155,9 +161,13 @@ class Router:
         if rank is not None:
             rank += request.yields
         live.asked(request.model)
+        # While its prompt is computed elsewhere it is not this replica that is late.
+        tells_start = request.tells_start and not is_split
         lease = self.fleet.acquire(
-            live, computed, chosen.prompt_tokens, now, rank, tells_start=request.tells_start, loads=loads
+            live, computed, chosen.prompt_tokens, now, rank, tells_start=tells_start, loads=loads
         )
+        if is_split and (estimate := seen.estimates.get(live.replica.id)) is not None:
+            self.transfers.sent(live.replica.id, estimate, now)
         decision, holding = self._decision(request, live.replica, chosen, seen, lease, is_split=is_split)
         if decision.mix is not None:
             self.load_plans.sent(live, decision.mix, decision.hint, now)
@@ -191,7 +201,7 @@ class Router:
             UnknownModel, NoReplica, Contended, Saturated: as ``route``.
         """
         live, chosen, seen = self._choose(request, now, draw)
-        is_split = self._is_split(request, live, chosen, now)
+        is_split = self._is_split(request, live, chosen, seen, now)
         return self._decision(request, live.replica, chosen, seen, 0, is_split=is_split)[0]
 
     def room(self, request: RouteRequest | Pool, now: float) -> list[LiveReplica]:
@@ -392,6 +402,10 @@ class Router:
                     0.0 if mix is None else mix.load_seconds,
                 )
             )
+        estimates = NO_ESTIMATES
+        if request.part is Part.WHOLE and self.transfers.knows_any:
+            estimates = self._estimates(request, serving, candidates, mixes, now, draw)
+            candidates = [self.transfers.priced(each, estimates.get(each.replica), self._worth) for each in candidates]
         stages.passed(Stage.MATCH)
         seen = tuple(candidates)
         after = acting.trial_after
@@ -422,7 +436,47 @@ class Router:
                 )
             )
             stages.passed(Stage.CHOOSE)
-        return taken, chosen, _Seen(seen, asked, acting, paper, mixes, ends)
+        return taken, chosen, _Seen(seen, asked, acting, paper, mixes, ends, estimates)
+
+    def _estimates(
+        self,
+        request: RouteRequest,
+        serving: Sequence[LiveReplica],
+        candidates: Sequence[Candidate],
+        mixes: Mapping[ReplicaId, Mix],
+        now: float,
+        draw: float,
+    ) -> Mapping[ReplicaId, Estimate]:
+        """What it costs each decode replica to compute the prompt, and to have it computed, as far as that is known.
+
+        It is not where something could be loaded and nobody knows in what time. The prefill replica is the one that would be
+        chosen now; its own turn comes when the decode replica is known.
+        """
+        found: dict[ReplicaId, Estimate] = {}
+        decoding = [
+            (live, each)
+            for live, each in zip(serving, candidates, strict=True)
+            if live.replica.role is Role.DECODE
+            and self.transfers.knows(live)
+            and (each.replica in mixes or not each.loadable)
+        ]
+        if not decoding:
+            return found
+        session = request.session ^ PREFILL_SESSION if request.session else 0
+        prompt = msgspec.structs.replace(
+            request, part=Part.PREFILL, excluded=frozenset(), session=session, came_at=None, stages=UNTIMED
+        )
+        try:
+            prefill, chosen, seen = self._choose(prompt, now, draw)
+        except (UnknownModel, NoReplica, Contended, Saturated):
+            return found
+        if chosen.loadable and chosen.replica not in seen.mixes:
+            return found
+        for live, each in decoding:
+            estimate = self.transfers.estimate(live, each, prefill, chosen, now)
+            if estimate is not None:
+                found[live.replica.id] = estimate
+        return found
 
     def _mixes(
         self,
@@ -521,14 +575,17 @@ class Router:
             request_id=request.request_id,
             loadable=chosen.loadable,
             is_split=is_split,
+            estimate=seen.estimates.get(replica.id),
             mix=mix,
             hint=hint,
         )
         return decision, holding
 
-    def _is_split(self, request: RouteRequest, live: LiveReplica, chosen: Candidate, now: float) -> bool:
+    def _is_split(self, request: RouteRequest, live: LiveReplica, chosen: Candidate, seen: _Seen, now: float) -> bool:
         """Whether somebody else is to compute the prompt for the replica that was chosen to answer."""
-        if live.replica.role is not Role.DECODE or request.part is not Part.WHOLE or not self._worth(chosen):
+        if live.replica.role is not Role.DECODE or request.part is not Part.WHOLE:
+            return False
+        if not self._worth(chosen, seen.estimates.get(live.replica.id)):
             return False
         return any(
             other.is_available() and other.rests_until <= now

@@ -29,7 +29,7 @@ from balancer.connectors.running import StoreRunner, stores_of
 from balancer.core import Decision, Failure, Outcome, Prompt, Replica, RouteRequest, Truth
 from balancer.decision_file import open_decision_file
 from balancer.decisions import NOBODY, DecisionLog, Origin
-from balancer.disaggregation.choosing import Threshold
+from balancer.disaggregation.choosing import Quicker, Threshold
 from balancer.disaggregation.roles import Part, Role
 from balancer.disaggregation.witness import Witness
 from balancer.discovery import base as discovery
@@ -102,8 +102,9 @@ class RouterService:
             second=policies.second,
             shadow=policies.shadow,
             stores=stores_of(settings.stores, settings.server.processes),
-            worth=Threshold(settings.disaggregation.threshold_tokens),
+            worth=Quicker(Threshold(settings.disaggregation.threshold_tokens)),
             economy=economy_of(settings),
+            answer_weight=settings.disaggregation.answer_weight,
         )
         self.stores = StoreRunner(self.router)
         self.care = Care(self.router, settings)

@@ -489,10 +489,12 @@ def _check(settings: Settings) -> None:
 
 
 def _check_economics(settings: Settings) -> None:
-    economics.check(settings.links, settings.models)
     for at, link in enumerate(settings.links):
+        if economics.is_url(link.source):
+            check_url(f"links[{at}].source", link.source)
         for url in link.replicas:
             check_url(f"links[{at}].replicas", url)
+    economics.check(settings.links, settings.models)
 
 
 def _check_stores(settings: Settings) -> None:

@@ -8,21 +8,30 @@ import time
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from balancer import snapshot_file
-from balancer.checks.facts import Cache, Endpoint, Facts, Overruled, Source, Stream
+from balancer.checks.facts import Cache, Endpoint, Facts, Overruled, SharedStore, Source, Stream
 from balancer.core import Outcome
+from balancer.disaggregation import plan
 from balancer.facts import CacheConfig, Described, describe
 from balancer.health import KEY_NEEDED, Watcher
 from balancer.service import RouterService
 from balancer.settings import ReplicaSettings, SnapshotSettings
+from balancer.stores import Store
 from balancer.words import counted
+from hashing.recipes import Recipe
 from indexer.index import ReplicaId
 from indexer.recognition import KeyState, Recognition
 from indexer.sources.vllm import PublisherStatus
+
+ROOT_DIGITS: Final = 12
+"""Of a digest; enough to tell roots apart."""
+
+OWN_NAMES: Final = frozenset({"example", "redis"})
+"""Stores whose blocks are named by other hashes than the engines', besides those that say so."""
 
 
 def survey(service: RouterService, snapshot: SnapshotSettings | None = None) -> Facts:
@@ -55,6 +64,29 @@ def survey(service: RouterService, snapshot: SnapshotSettings | None = None) -> 
         requests=salts.requests,
         salted=salts.salted,
         salts=salts.distinct,
+        disaggregation=_disaggregation(service),
+        stores=tuple(_store(service, store) for store in service.router.caches.stores),
+    )
+
+
+def _disaggregation(service: RouterService) -> tuple[str, ...]:
+    settings = service.settings.disaggregation
+    made = plan.make(settings.name, settings.settings)
+    return (settings.name, *getattr(made, "of", ()))
+
+
+def _store(service: RouterService, store: Store) -> SharedStore:
+    attached = [
+        live.replica.id
+        for live in service.router.fleet
+        if store in service.router.caches.stores.attached(live.replica.id)
+    ]
+    return SharedStore(
+        name=store.name,
+        connector=store.settings.connector,
+        replicas=tuple(attached),
+        has_own_names=store.traits.has_own_hashes or store.settings.connector in OWN_NAMES,
+        block_size=getattr(service.stores.connectors[store.name], "block_size", None),
     )
 
 
@@ -125,7 +157,21 @@ def _cache(
         silences=silences[replica.id],
         overruled=_overruled(settings, told, in_use),
         without_events=service.silence.unheard(replica.id),
+        role=replica.role,
+        bootstrap=replica.transfer.bootstrap,
+        address=replica.transfer.address,
+        root=replica.root,
+        cache_dtype=told.cache_dtype,
+        hash_root=_hash_root(recognition),
     )
+
+
+def _hash_root(recognition: Recognition) -> str | None:
+    """What its hashes begin with; None where they are learned, or nobody can say."""
+    recipe = recognition.recipe
+    if not isinstance(recipe, Recipe) or not recipe.has_known_root:
+        return None
+    return recipe.none_hash().hex()[:ROOT_DIGITS]
 
 
 def _in_use(recognition: Recognition) -> dict[str, Any]:

@@ -6,7 +6,7 @@ A finding says what is, and what to do where it is not right. One more check is 
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from balancer.checks import fleet, replicas
+from balancer.checks import ends, fleet, replicas
 from balancer.checks.facts import Facts
 from balancer.checks.finding import Finding, Result, gathered
 
@@ -25,6 +25,11 @@ CHECKS: Final[dict[str, Callable[[Facts], Iterable[Finding]]]] = {
     "recipe": replicas.recipe,
     "alike": fleet.alike,
     "knowledge": replicas.knowledge,
+    "roles": ends.roles,
+    "ends": ends.ends,
+    "connector": ends.connector,
+    "channel": ends.channel,
+    "stores": ends.stores,
     "copies": replicas.copies,
     "clock": replicas.clock,
     "tokenizer": fleet.tokenizer,

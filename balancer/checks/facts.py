@@ -59,13 +59,42 @@ class Overruled(msgspec.Struct, frozen=True):
     actual: str
 
 
+class Address(msgspec.Struct, frozen=True):
+    """Where other engines are to reach a replica's cache: a host and a port, and what a connection from here has met there.
+
+    ``problem`` is None where it was taken, and where nobody tried.
+    """
+
+    host: str
+    port: int
+    problem: str | None = None
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replica has told the doctor of how its cache gets to others (``balancer.engine_info``).
+
+    ``connectors`` is empty of one that has none. ``is_fetchable`` says whether its answer to a prefill had what it takes to
+    fetch the blocks; None where it was not asked.
+    """
+
+    model: str | None = None
+    dtype: str | None = None
+    connectors: tuple[str, ...] | None = None
+    kv_role: str | None = None
+    addresses: tuple[Address, ...] = ()
+    is_fetchable: bool | None = None
+
+
 class Cache(msgspec.Struct, frozen=True, kw_only=True):
     """One replica. ``keys`` is how its block hashes are read (``indexer.recognition.KeyState``).
 
     ``blocks`` and ``copies`` are what the index says of its GPU; ``reports`` and ``silences`` count ended requests of which the
     engine did and did not say how much it had cached, where it must have had something. ``block_size`` and ``algorithm`` are
     what is in use; ``overruled`` are settings that say something else than its events and the engine do. ``without_events``
-    counts requests that must have been followed by an event, and were not; ``is_unheard`` says that of a probe.
+    counts requests that must have been followed by an event, and were not; ``is_unheard`` says that of a probe. ``role`` is
+    what the replica is for, ``bootstrap`` and ``address`` are how the settings say that others reach its cache, ``root`` is
+    where its model is from, ``cache_dtype`` as ``--kv-cache-dtype``, ``hash_root`` what its hashes begin with (in
+    hexadecimal digits).
     """
 
     replica: str
@@ -92,6 +121,26 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     overruled: tuple[Overruled, ...] = ()
     without_events: int = 0
     is_unheard: bool = False
+    role: str = "both"
+    bootstrap: str | None = None
+    address: str | None = None
+    root: str | None = None
+    cache_dtype: str | None = None
+    hash_root: str | None = None
+    end: End = End()
+
+
+class SharedStore(msgspec.Struct, frozen=True, kw_only=True):
+    """A store of the settings and the replicas that read from it; ``has_own_names``: its blocks have no names of the engines'.
+
+    ``block_size`` is what its settings say of the engines, where they have to say it.
+    """
+
+    name: str
+    connector: str
+    replicas: tuple[str, ...] = ()
+    has_own_names: bool = False
+    block_size: int | None = None
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,3 +179,5 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     salted: int = 0
     salts: int = 0
     samples: tuple[Sample, ...] = ()
+    disaggregation: tuple[str, ...] = ()
+    stores: tuple[SharedStore, ...] = ()

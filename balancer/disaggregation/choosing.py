@@ -1,7 +1,7 @@
 """Whether a prompt is to be computed by another replica than the one that answers.
 
-Knows the replica that would answer, as the policy saw it. Never knows who else there is: whether anybody could do it is asked
-before.
+Knows the replica that would answer, as the policy saw it, and what both ways cost where somebody knows that. Never knows who
+else there is: whether anybody could do it is asked before.
 """
 
 from collections.abc import Callable
@@ -10,9 +10,10 @@ from typing import TypeAlias
 import msgspec
 
 from balancer.core import Candidate
+from balancer.disaggregation.estimate import Estimate
 
-Worth: TypeAlias = Callable[[Candidate], bool]
-"""Whether what this replica lacks of the prompt is worth a second leg."""
+Worth: TypeAlias = Callable[[Candidate, Estimate | None], bool]
+"""Whether what this replica lacks of the prompt is worth a second leg; of what nobody knows there is no estimate."""
 
 
 class Threshold(msgspec.Struct, frozen=True):
@@ -23,5 +24,14 @@ class Threshold(msgspec.Struct, frozen=True):
 
     tokens: int
 
-    def __call__(self, candidate: Candidate, /) -> bool:
+    def __call__(self, candidate: Candidate, estimate: Estimate | None = None, /) -> bool:
         return candidate.uncached_tokens - candidate.loadable_tokens >= self.tokens
+
+
+class Quicker(msgspec.Struct, frozen=True):
+    """A ``Worth``: the quicker way of both, and ``otherwise`` where nobody knows which one that is."""
+
+    otherwise: Threshold
+
+    def __call__(self, candidate: Candidate, estimate: Estimate | None = None, /) -> bool:
+        return self.otherwise(candidate) if estimate is None else estimate.splits

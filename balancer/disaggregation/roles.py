@@ -4,8 +4,12 @@ Knows names and addresses. Never knows a request: which part of one goes where i
 """
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
+
+PREFILL_SESSION: Final = 1 << 40
+"""Tells the conversations of prefill replicas from those of decode replicas: each has a replica of each kind."""
 
 
 class Role(StrEnum):

@@ -9,6 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from balancer.disaggregation import plan
+from balancer.economics.economy import PREFILL
+from balancer.economics.settings import LinkSettings, check_link
 from balancer.errors import ConfigError
 
 
@@ -29,6 +31,29 @@ class DisaggregationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=
     """Prefill replicas that are tried before that."""
     dispatch_seconds: float = 10.0
     """Between the two legs at most: engines give up what nobody fetches (NIXL: after 30 s)."""
+    link: str | None = None
+    """The link from prefill to decode replicas, by name (docs/economics.md); with weights it decides what is split."""
+    gigabits_per_second: float | None = None
+    """Its rate, in place of a name."""
+    latency_ms: float | None = None
+    """Until the first byte; that of the named link, or of a network, where it is not given."""
+    setup_ms: float = 0.0
+    """What each transfer takes besides."""
+    answer_weight: float = 1.0
+    """What a second counts that an answer loses while its replica computes a prompt, beside one until a first token."""
+
+    @property
+    def transfer(self) -> LinkSettings | None:
+        """The link; None where it is not given."""
+        if self.link is None and self.gigabits_per_second is None:
+            return None
+        return LinkSettings(
+            source=PREFILL,
+            link=self.link,
+            gigabits_per_second=self.gigabits_per_second,
+            latency_ms=self.latency_ms,
+            setup_ms=self.setup_ms,
+        )
 
 
 DEFAULT: Final = DisaggregationSettings()
@@ -43,6 +68,17 @@ def check(settings: DisaggregationSettings) -> None:
     ):
         if not 0 < value < math.inf:
             raise ConfigError(f"disaggregation.{name}: {value} cannot be used; give a number above 0")
+    if not 0 <= settings.answer_weight < math.inf:
+        raise ConfigError(
+            f"disaggregation.answer_weight: {settings.answer_weight} cannot be used; give a number, 0 for nothing"
+        )
+    if settings.transfer is not None:
+        check_link("disaggregation", settings.transfer)
+    elif settings.latency_ms is not None or settings.setup_ms:
+        raise ConfigError(
+            "disaggregation: latency_ms and setup_ms are those of a link, which is not given; give link, a name like "
+            "100gbe, or gigabits_per_second"
+        )
     plan.make(settings.name, settings.settings)
     if settings.threshold_tokens < 0:
         raise ConfigError(

@@ -14,11 +14,14 @@ from balancer.economics.hints import CPU, Tier, hint
 from balancer.economics.links import LINKS, Link
 from balancer.economics.mix import Control, Mix, Source, cheapest, load_weight
 from balancer.economics.prefill import Prefill
-from balancer.economics.settings import LinkSettings, ModelSettings
+from balancer.economics.settings import LinkSettings, ModelSettings, is_url
 from balancer.economics.shape import CacheShape
 
 STORE: Final = "store:"
 """Before the name of a shared store, among the places to load from."""
+
+PREFILL: Final = "prefill"
+"""All prefill replicas, among the places that prompts come from; one of them is its URL."""
 
 OWN: Final = {CPU: LINKS["ram-pcie4"], "STORAGE/LOCAL": LINKS["nvme-pcie4"]}
 """Links to tiers of replicas' own machines, where nobody says which; the slower of those that are common."""
@@ -44,17 +47,25 @@ class Economy:
         models: Sequence[ModelSettings] = (),
         shapes: Mapping[str, CacheShape] | None = None,
         stores: Mapping[str, Link] | None = None,
+        transfer: Link | None = None,
     ) -> None:
-        """``shapes`` are those of models that have a ``config``, ``stores`` links to stores as their own settings have them."""
+        """``shapes`` are those of models that have a ``config``, ``stores`` links to stores as their own settings have them.
+
+        ``transfer`` is the link from prefill replicas to decode replicas of which ``links`` say nothing.
+        """
         self._links: dict[tuple[str, tuple[str, int] | None], Link] = {}
         for name, link in {**OWN, **{STORE + name: link for name, link in (stores or {}).items()}}.items():
             self._links[name, None] = link
+        if transfer is not None:
+            self._links[PREFILL, None] = transfer
         for at, each in enumerate(links):
-            made = each.made(f"links[{at}]")
+            made, source = each.made(f"links[{at}]"), _origin(each.source) if is_url(each.source) else each.source
             if not each.replicas:
-                self._links[each.source, None] = made
+                self._links[source, None] = made
             for url in each.replicas:
-                self._links[each.source, place(url)] = made
+                self._links[source, place(url)] = made
+        self.has_transfers = any(source == PREFILL or is_url(source) for source, _ in self._links)
+        """Whether any link leads from one replica to another."""
         self._shapes = dict(shapes or {})
         for model in models:
             if model.bytes_per_token is not None:
@@ -66,6 +77,10 @@ class Economy:
     def link(self, endpoint: str, source: str) -> Link | None:
         """The way from there to this endpoint's replicas."""
         return self._links.get((source, place(endpoint))) or self._links.get((source, None))
+
+    def transfer(self, prefill: str, decode: str) -> Link | None:
+        """The way from one endpoint's replicas to another one's; what names the first goes before what does not."""
+        return self.link(decode, _origin(prefill)) or self.link(decode, PREFILL)
 
     def shape(self, models: Iterable[str]) -> CacheShape | None:
         """What prompts of a model weigh that goes by these names."""
@@ -118,6 +133,11 @@ class Economy:
             optional = tier.is_optional and not any(other.matches(tier) for other in others)
             yield None if link is None else Source(name, link, at + tokens, chunk, optional, at)
             at += tokens
+
+
+def _origin(url: str) -> str:
+    """One spelling of an endpoint as a place to load from."""
+    return "http://{}:{}".format(*place(url))
 
 
 def tier_of(source: str) -> Tier:

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from balancer.addresses import place
 from balancer.economics.links import Link, link_named, network
 from balancer.economics.precision import NAMES
 from balancer.errors import ConfigError
@@ -21,7 +22,8 @@ class LinkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """How fast replicas load from one place."""
 
     source: str
-    """The place: a tier as events name it (CPU, STORAGE, STORAGE/LOCAL), or store: and the name of a shared store."""
+    """The place: a tier as events name it (CPU, STORAGE, STORAGE/LOCAL), store: and the name of a shared store, prefill for all
+    replicas that compute prompts for others, or the URL of one."""
     replicas: tuple[str, ...] = ()
     """URLs of the endpoints that it holds for; none: all that have no other one."""
     link: str | None = None
@@ -65,9 +67,10 @@ def check(links: Sequence[LinkSettings], models: Sequence[ModelSettings]) -> Non
     seen: dict[tuple[str, str], int] = {}
     for at, link in enumerate(links):
         path = f"links[{at}]"
-        _check_link(path, link)
+        check_link(path, link)
+        source = str(place(link.source)) if is_url(link.source) else link.source
         for replica in link.replicas or ("",):
-            other = seen.setdefault((link.source, replica), at)
+            other = seen.setdefault((source, replica and str(place(replica))), at)
             if other != at:
                 whom = f"'{replica}'" if replica else "all replicas"
                 raise ConfigError(f"{path}.source: '{link.source}' of {whom} is in links[{other}], too; give it once")
@@ -86,7 +89,13 @@ def check(links: Sequence[LinkSettings], models: Sequence[ModelSettings]) -> Non
             )
 
 
-def _check_link(path: str, link: LinkSettings) -> None:
+def is_url(source: str) -> bool:
+    """Whether this place is a replica's endpoint."""
+    return source.startswith(("http://", "https://"))
+
+
+def check_link(path: str, link: LinkSettings) -> None:
+    """Raise ``ConfigError`` unless this is one link, with numbers that can be reckoned with."""
     if not link.source or link.source == "GPU":
         raise ConfigError(f"{path}.source: '{link.source}' is no place to load from; give one like CPU or store:NAME")
     if (link.link is None) == (link.gigabits_per_second is None):

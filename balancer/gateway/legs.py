@@ -7,7 +7,7 @@ that nobody will fetch is given back, as far as the connector can.
 
 import random
 from collections.abc import Coroutine
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -16,7 +16,7 @@ from balancer.disaggregation import bodies, plan
 from balancer.disaggregation.answers import AnswerFilter
 from balancer.disaggregation.counts import Alone
 from balancer.disaggregation.plan import Answered, Pair, Side
-from balancer.disaggregation.roles import Part
+from balancer.disaggregation.roles import PREFILL_SESSION, Part
 from balancer.errors import Contended, NoReplica, Saturated, UnknownModel
 from balancer.gateway import headers
 from balancer.gateway.asking import Asking, DecodeLeg, Means, too_late
@@ -31,9 +31,6 @@ from balancer.http.reply import Reply
 from balancer.openai import Inbound
 from balancer.stages import Stage
 from balancer.strip import members
-
-PREFILL_SESSION: Final = 1 << 40
-"""Tells the conversations of prefill replicas from those of decode replicas: each has a replica of each kind."""
 
 
 class Computed(msgspec.Struct, frozen=True):

@@ -361,9 +361,10 @@ def test_a_prompt_and_a_request_of_the_past_are_explained(capsys: pytest.Capture
             mark, *mine = lines[2].split()
             other = lines[3].split()
             assert (mark, mine[:4], mine[-3:]) == ("*", [chosen, "64", "0", "0"], ["exact", "GPU", "64"])
-            assert 10 * float(mine[7]) < float(other[7])
-            assert lines[4].startswith(f"{chosen}: it has the lowest cost, {mine[7][:6]}")
-            assert f"; next is {other[0]} with {other[7][:6]}" in lines[4]
+            cost, others = (row[row.index("s") + 2] for row in (mine, other))  # behind the wait and the speed
+            assert 10 * float(cost) < float(others)
+            assert lines[4].startswith(f"{chosen}: it has the lowest cost, {cost[:6]}")
+            assert f"; next is {other[0]} with {others[:6]}" in lines[4]
 
             assert await kvlb("explain", *at, *tokens, "--salt", "other") == 0
             assert "no signal: all candidates equal" in capsys.readouterr().out

@@ -4,6 +4,7 @@ import pytest
 
 from balancer.core import Candidate, Load, Outcome, RouteRequest, Truth
 from balancer.disaggregation.choosing import Threshold
+from balancer.disaggregation.estimate import Estimate
 from balancer.disaggregation.roles import Part, Role, takes
 from balancer.errors import NoReplica, UnknownModel
 from balancer.fleet import Status
@@ -99,7 +100,7 @@ def test_what_can_be_loaded_is_not_missing() -> None:
 def test_what_is_worth_a_second_leg_can_be_said_otherwise() -> None:
     asked: list[Candidate] = []
 
-    def never(candidate: Candidate) -> bool:
+    def never(candidate: Candidate, estimate: Estimate | None) -> bool:
         asked.append(candidate)
         return False
 

@@ -46,6 +46,12 @@ def test_a_place_may_have_a_link_for_all_and_others_for_single_replicas() -> Non
         ('[[links]]\nsource = "CPU"\nlink = "10gbe"\nlatency_ms = -1', r"links\[0\].latency_ms: -1.0 cannot be used"),
         ('[[links]]\nsource = "CPU"\nlink = "10gbe"\nsetup_ms = inf', r"links\[0\].setup_ms: inf cannot be used"),
         ('[[links]]\nsource = "CPU"\nlink = "10gbe"\nreplicas = ["a"]', r"links\[0\].replicas: 'a' is not an endpoint"),
+        ('[[links]]\nsource = "http://"\nlink = "10gbe"', r"links\[0\].source: 'http://' is not an endpoint"),
+        ('[[links]]\nsource = "http://p:1/v1"\nlink = "10gbe"', r"links\[0\].source: 'http://p:1/v1' has a path"),
+        (
+            '[[links]]\nsource = "http://p:1"\nlink = "10gbe"\n[[links]]\nsource = "http://P:1/"\nlink = "10gbe"',
+            r"links\[1\].source: 'http://P:1/' of all replicas is in links\[0\], too",
+        ),
         ('[links]\nsource = "CPU"', r"links: written as one table; write \[\[links\]\]"),
         ('[models]\nname = "m"', r"models: written as one table; write \[\[models\]\]"),
         (MODEL + MODEL, r"models\[1\].name: 'm' is that of models\[0\], too"),
