@@ -163,6 +163,7 @@ def _cache(
         root=replica.root,
         cache_dtype=told.cache_dtype,
         hash_root=_hash_root(recognition),
+        connectors=replica.connectors,
     )
 
 

@@ -36,6 +36,8 @@ CLASSES: Final[Mapping[str, frozenset[str]]] = {
 """By kvlb's name of a connector, the engines' classes that it is for; of one's own connectors nothing is known."""
 
 NIXL: Final = frozenset({"nixl", "nixl_push"})
+BY_METRICS: Final = frozenset({"NixlConnector"})
+"""Metrics name both of NIXL's connectors alike."""
 BY_STORE: Final = frozenset({"shared", "lmcache_mp"})
 """Through something that both engines know: nobody has to reach anybody."""
 
@@ -91,6 +93,7 @@ def connector(facts: Facts) -> Iterator[Finding]:
     """Each engine has the connector of the settings, in a role that fits its own."""
     names = frozenset(facts.disaggregation)
     wanted = frozenset[str]().union(*(CLASSES.get(name, frozenset()) for name in names))
+    in_metrics = wanted | BY_METRICS if names & NIXL else wanted
     for each in _exchanging(facts):
         told = each.end.connectors
         if each.end.is_fetchable is False:
@@ -107,6 +110,10 @@ def connector(facts: Facts) -> Iterator[Finding]:
             )
         elif told is None and each.end.is_fetchable:
             yield ok(each.replica, "it has answered a prefill with what it takes to fetch the blocks")
+        elif told is None and (named := in_metrics & set(each.connectors)):
+            yield ok(
+                each.replica, f"{' and '.join(sorted(named))}, by its metrics or the settings; its role is not told"
+            )
         elif told is None:
             probe = "; --probe asks for it" if names & NIXL and each.role != "decode" else ""
             yield skipped(each.replica, "not told: its connector and that one's role", NOT_TOLD + probe)

@@ -127,6 +127,8 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     root: str | None = None
     cache_dtype: str | None = None
     hash_root: str | None = None
+    connectors: tuple[str, ...] = ()
+    """KV connectors, as far as its metrics or the settings name any."""
     end: End = End()
 
 

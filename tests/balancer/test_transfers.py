@@ -133,6 +133,21 @@ def test_what_the_decode_replica_can_load_it_need_not_compute() -> None:
     assert made(0.08).route(whole(), 0.0, 0.0).is_split, "its own memory is slower than the other replica"
 
 
+def test_what_an_engine_is_told_not_to_load_is_computed_or_sent() -> None:
+    cpu = LinkSettings(source="CPU", gigabits_per_second=0.01, latency_ms=0.0)  # 0.9 ms a token
+    owner = router(P, D, links=(cpu,), threshold=NEVER)
+    able = {"connectors": ("OffloadingConnector",), "release": (0, 32)}
+    owner.put(replica(D, role=Role.DECODE, **able))
+    keys = list(Chain(RECIPE, PROMPT).keys(1000))
+    owner.caches.apply(D, [BlockStored([key], None, EMPTY, 4, medium="CPU") for key in keys])
+    assert estimate(owner).alone == pytest.approx(0.4001), "nothing is loaded, and that is known"
+    alone = owner.consider(whole(), 0.0, 0.0)
+    assert (alone.is_split, alone.hint) == (False, {"max_load_tokens": 0})
+    holds(owner, P, PROMPT)
+    split = owner.consider(whole(), 0.0, 0.0)
+    assert (split.is_split, split.hint) == (True, {})
+
+
 def test_an_idle_decode_replica_computes_what_nobody_holds() -> None:
     owner = router(P, D)
     assert not owner.route(whole(), 0.0, 0.0).is_split, "the other one is no faster, and then comes the transfer"

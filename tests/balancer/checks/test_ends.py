@@ -230,6 +230,18 @@ def test_what_fits_is_told(changes: dict[str, Any]) -> None:
     assert {each.verdict for each in results} == {Verdict.OK}
 
 
+def test_what_metrics_name_is_told_where_engines_say_no_more() -> None:
+    for name in ("nixl", "nixl_push"):
+        results = told(fleet(changed(P, end=End(), connectors=("NixlConnector",)), D, name=(name,)), "connector")
+        found = next(each for each in results if each.subjects == ["p:8000"])
+        assert found.told == "NixlConnector, by its metrics or the settings; its role is not told"
+    for changes in ({"end": End(), "connectors": ("OffloadingConnector",)}, {"end": End()}):
+        results = told(fleet(changed(P, **changes), D), "connector")
+        assert next(each.verdict for each in results if each.subjects == ["p:8000"]) is Verdict.SKIPPED
+    results = told(fleet(changed(P, end_connectors=(), connectors=("NixlConnector",)), D), "connector")
+    assert {each.verdict for each in results} == {Verdict.OK, Verdict.BROKEN}, "what it says itself counts"
+
+
 def test_every_connector_of_ours_has_its_classes_and_others_are_not_judged() -> None:
     assert set(CLASSES) == set(CONNECTORS.names())
     results = told(fleet(P, D, name=("my.module:Own",)), "connector", "channel")
