@@ -36,6 +36,9 @@ ENGINE_ARGS: Final = (
 
 MAX_MODEL_LEN: Final = 2048
 
+STAYING: Final = "[policy]\ntrial_seconds = 0\n"
+"""Requests go to who holds most: none tries a replica only because that had nothing for a while."""
+
 END_MARKER: Final = b"\xff" * 8
 SETTLE_SECONDS: Final = 20.0
 POLL_SECONDS: Final = 0.01
@@ -150,10 +153,12 @@ class Gateway:
         }
         self.url = f"http://127.0.0.1:{free_ports()[0]}"
         self._log = log
+        self._config = log.with_suffix(".toml")
+        self._config.write_text(STAYING)
         self.process = self._start()
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "balancer", "serve", "--expose-decisions"]
+        command = [sys.executable, "-m", "balancer", "serve", "--expose-decisions", "--config", str(self._config)]
         command += ["--port", self.url.rpartition(":")[2], "--snapshot", str(self._log.with_suffix(".snapshot"))]
         for engine in self.engines:
             command += ["--replica", engine.url]
