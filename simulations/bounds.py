@@ -21,6 +21,7 @@ import msgspec
 from simulations.traces.trace import Trace
 
 NEVER: Final = -1
+ANEW: Final = -2
 
 
 class Rule(Enum):
@@ -168,7 +169,10 @@ class _Owners:
         self._heads = array("q", [NEVER]) * paths.ids
 
     def stretches(self, at: int, limit: int) -> Iterator[tuple[int, int]]:
-        """The first ``limit`` blocks of ``at`` by their owners: pairs (where it ends, whose it is), ``NEVER`` for nobody's."""
+        """The first ``limit`` blocks of ``at`` by their owners: pairs (where it ends, whose it is).
+
+        ``NEVER`` is for what is nobody's, nor is what lies behind it; ``ANEW`` for a single block that is nobody's.
+        """
         path = self._blocks[at]
         heads = self._heads
         begin = 0
@@ -177,15 +181,17 @@ class _Owners:
             if owner == NEVER:
                 yield limit, NEVER
                 return
-            begin = self._shared(path, owner, begin, limit)
+            begin = begin + 1 if owner == ANEW else self._shared(path, owner, begin, limit)
             yield begin, owner
 
     def take(self, at: int, found: Sequence[tuple[int, int]]) -> None:
-        """Request ``at`` now owns its path; ``found`` are the stretches up to the length that it takes."""
+        """Request ``at`` now owns its path; ``found`` are the stretches up to the length that it takes, or one block more."""
         lengths, heads, blocks = self._lengths, self._heads, self._blocks
         for end, owner in found:
-            if owner != NEVER and end < lengths[owner]:
+            if owner >= 0 and end < lengths[owner]:
                 heads[blocks[owner][end]] = owner
+        if found and found[-1][0] > lengths[at]:
+            heads[blocks[at][lengths[at]]] = ANEW
         if lengths[at]:
             heads[blocks[at][0]] = at
 
@@ -306,9 +312,8 @@ class _Uses:
             for end, user in reversed(found):  # all of it is read backwards
                 ends.append(end)
                 nexts.append(user)
-            limit = paths.hittable[at]
-            # The block behind what it may hit is computed and not used: it stays with whoever uses it later.
-            owners.take(at, [(min(end, limit), user) for end, user in found])
+            # The block behind what it may hit is computed anew in any case: nobody needs it before that.
+            owners.take(at, found)
         starts[0] = len(ends)
         self._ends, self._nexts, self._starts = ends, nexts, starts
 
@@ -322,8 +327,9 @@ class _Uses:
 def _belady(paths: _Paths, uses: _Uses, size: int, tally: _Tally) -> Hit:
     """Evicts what is needed last, of one request the tail first, and keeps nothing that is needed later than all that is there.
 
-    A block's parent is never needed later than the block, so what is cached is always closed under prefixes, and of what one
-    request needs next the head is there. Hence it is enough to know, for each request to come, how many blocks wait for it.
+    A block's parent is never needed later than the block, or is computed anew before that: then it takes the place of the last
+    one that waits for the same request, if there is no other. So of what a request needs next the head is there when it comes,
+    and it is enough to know, for each request to come, how many blocks wait for it.
     """
     waiting = [0] * len(paths)
     latest: list[
@@ -331,7 +337,6 @@ def _belady(paths: _Paths, uses: _Uses, size: int, tally: _Tally) -> Hit:
     ] = []  # of those with blocks waiting, the last one first; negated. Each is there once, and may be done with
     free = size
     blocks = tokens = 0
-    kept, hittable = paths.kept, paths.hittable
     for at in range(len(paths)):
         hit = waiting[at]
         waiting[at] = 0
@@ -345,8 +350,8 @@ def _belady(paths: _Paths, uses: _Uses, size: int, tally: _Tally) -> Hit:
                 break
             want = end - begin
             begin = end
-            if end == kept[at] > hittable[at] and waiting[user]:
-                want -= 1  # it was computed again, not hit, and is there already: nothing before it waits for this user
+            if user == ANEW:
+                continue
             while free < want and latest and -latest[0] > user:
                 last = -latest[0]
                 gone = min(waiting[last], want - free)

@@ -12,7 +12,7 @@ from tests.fuzz.targets import TARGETS
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 @given(data=st.binary(max_size=60))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_short_inputs_are_withstood(target: Callable[[bytes], None], data: bytes) -> None:
     target(data)
 

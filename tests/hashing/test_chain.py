@@ -224,7 +224,7 @@ def uncached(recipe: Recipe, tokens: Sequence[int], extras: Extras) -> list[int]
     return [key_of(digest) for digest in continue_chain(recipe, recipe.none_hash(), tokens, extras)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.randoms(use_true_random=False), st.sampled_from([100, 2_000, 5_000, 1 << 20]), st.data())
 def test_a_memory_of_any_size_changes_no_answer(draw: random.Random, max_bytes: int, data: st.DataObject) -> None:
     memory = ChainMemory(max_bytes, secret=draw.getrandbits(64))

@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer import tiers as tiers_module
@@ -164,7 +164,6 @@ def test_expected_blocks_count_as_held() -> None:
     assert sorted(index.gpu.depths(Prompt(0, 1, 2, 3, 4), 5, a | b, also=also)) == sorted([(b, 2), (a, 4)])
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_depths_are_what_counting_by_hand_gives(data: st.DataObject) -> None:
     """Any chain, any holders, with and without expectations, against the obvious loop."""

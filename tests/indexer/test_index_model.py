@@ -178,4 +178,4 @@ def test_the_index_agrees_with_the_recipe_through_everything(
 ) -> None:
     sweep = TierIndex.sweep
     monkeypatch.setattr(TierIndex, "sweep", lambda self, at_most=0: sweep(self, at_most))
-    run_state_machine_as_test(machine, settings=settings(max_examples=120, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=120, stateful_step_count=40))

@@ -208,6 +208,4 @@ class PredictedMachine(RuleBasedStateMachine):
 
 
 def test_expectations_agree_with_the_model_through_everything() -> None:
-    run_state_machine_as_test(
-        PredictedMachine, settings=settings(max_examples=200, stateful_step_count=30, deadline=None)
-    )
+    run_state_machine_as_test(PredictedMachine, settings=settings(max_examples=200, stateful_step_count=30))

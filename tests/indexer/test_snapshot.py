@@ -99,7 +99,6 @@ def changed(changes: Iterable[tuple[str, ReplicaId, Tier, int, list[int]]]) -> C
 
 
 @given(CHANGES, st.integers(1, 200), st.data())
-@settings(deadline=None)
 def test_what_is_restored_is_what_was_known(changes: Any, piece: int, data: st.DataObject) -> None:
     index = changed(changes)
     told = data.draw(st.lists(st.sampled_from([A, B, C]), unique=True))
@@ -286,7 +285,7 @@ WHOLE = b"".join(
 
 
 @given(st.integers(0, len(WHOLE) - 1), st.integers(1, 255))
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=1_000)
 def test_a_changed_byte_is_refused_wherever_it_is(at: int, change: int) -> None:
     damaged = bytearray(WHOLE)
     damaged[at] ^= change
@@ -295,14 +294,14 @@ def test_a_changed_byte_is_refused_wherever_it_is(at: int, change: int) -> None:
 
 
 @given(st.integers(0, len(WHOLE) - 1))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_part_is_refused_wherever_it_ends(end: int) -> None:
     with pytest.raises(SnapshotError):
         restored([WHOLE[:end]])
 
 
 @given(st.integers(0, len(WHOLE)), st.integers(0, len(WHOLE)), st.binary(max_size=30))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_bytes_taken_out_or_put_in_are_refused(one: int, other: int, between: bytes) -> None:
     damaged = WHOLE[: min(one, other)] + between + WHOLE[max(one, other) :]
     if damaged != WHOLE:

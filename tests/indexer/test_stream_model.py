@@ -259,4 +259,4 @@ class PublisherWithoutReplayMachine(PublisherMachine):
 
 @pytest.mark.parametrize("machine", [PublisherMachine, PublisherWithoutReplayMachine])
 def test_the_stream_follows_a_publisher_through_everything(machine: type[PublisherMachine]) -> None:
-    run_state_machine_as_test(machine, settings=settings(max_examples=300, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=300, stateful_step_count=40))

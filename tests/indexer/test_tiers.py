@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer import tiers
@@ -161,7 +161,6 @@ def test_what_changes_while_an_image_is_made_does_no_harm(monkeypatch: pytest.Mo
 HELD = st.dictionaries(st.integers(0, 30), st.integers(1, 3))
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(HELD, HELD), min_size=1, max_size=3))
 def test_what_is_restored_from_an_image_is_what_was_exported(of: list[tuple[dict[int, int], dict[int, int]]]) -> None:
     table, again = TierIndex(), TierIndex()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simulations.bounds import Bounds, Hit, Rule, bounds, spaced_sizes
@@ -131,6 +131,7 @@ def test_lru_is_what_a_list_of_blocks_does(made: list[tuple[int, str]], rule: Ru
 
 
 @settings(max_examples=400)
+@example([(8, "aa"), (12, "aba"), (12, "aaa"), (8, "ab"), (16, "abaa")], Rule.FULL_BLOCKS, 3)
 @given(requests.filter(lambda made: len(made) <= 7), st.sampled_from(Rule), st.integers(0, 3))
 def test_no_way_to_keep_blocks_hits_more_than_belady(made: list[tuple[int, str]], rule: Rule, size: int) -> None:
     trace = trace_of(*made)

@@ -181,7 +181,7 @@ def alone(draw: st.DrawFn) -> Trace:
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "predicted_ttft(eviction=0)", "longest_prefix"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(trace=alone(), blocks=st.integers(8, 30))
 def test_one_prompt_at_a_time_hits_what_the_simple_model_says(policy: str, trace: Trace, blocks: int) -> None:
     sessions = derived_sessions(trace)
@@ -350,7 +350,7 @@ def test_an_engine_that_dies_again_while_it_is_away_comes_back_once() -> None:
     assert 1 in [replica for at, replica in enumerate(run.chosen) if run.arrivals[at] > 1.1]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     restarts=st.lists(st.builds(Restart, st.floats(0, 3), st.integers(0, 2), st.floats(0, 2)), max_size=5),
     gateways=st.integers(1, 3),

@@ -595,7 +595,7 @@ class Driver:
             self.complete()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(OPERATIONS, st.booleans(), st.booleans(), st.sampled_from([3, 7, 100]))
 def test_events_always_add_up_to_the_cache_and_every_request_gets_its_tokens(
     operations: list[tuple[Any, ...]], is_async: bool, reserve: bool, budget: int
@@ -616,7 +616,7 @@ def test_events_always_add_up_to_the_cache_and_every_request_gets_its_tokens(
     assert engine.kv_cache_usage == 0.0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(OPERATIONS)
 def test_leaving_tokens_out_of_events_changes_nothing_else(operations: list[tuple[Any, ...]]) -> None:
     drivers = [Driver(make_engine(num_blocks=8, announce_tokens=flag), max_in_flight=1) for flag in (True, False)]

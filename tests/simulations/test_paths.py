@@ -42,7 +42,7 @@ def common(one: list[int], two: list[int]) -> int:
     return min(len(one), len(two))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(workloads(), st.integers(1, 20))
 @example((4, [(7, [0, 1]), (8, [0, 1]), (6, [0, 1])]), 1)
 @example((2, [(7, [0, 0, 0, 1]), (8, [0, 0, 0, 0])]), 3)
@@ -58,7 +58,7 @@ def test_what_prompts_have_in_common_is_what_their_keys_have(workload: tuple[int
             assert sum([paths.lengths[segment] for segment in mine[:shared]]) == common(blocks[one], blocks[two])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(workloads(), st.integers(1, 20))
 def test_every_prompt_has_a_segment_whole_or_not_at_all(workload: tuple[int, Asks], size: int) -> None:
     paths = Paths(trace_of(*workload), size)

@@ -117,7 +117,7 @@ def test_no_cache_has_no_blocks() -> None:
         cache(0)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.integers(1, 30),
     st.lists(

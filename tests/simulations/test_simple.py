@@ -47,7 +47,7 @@ def traces(draw: st.DrawFn) -> Trace:
 
 
 @pytest.mark.parametrize("name", names())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(trace=traces(), seed=st.integers(0, 9), load=st.sampled_from([None, 0.7, 3.0]))
 def test_segments_behind_the_fleet_are_as_good_as_blocks_behind_the_router(
     name: str, trace: Trace, seed: int, load: float | None
@@ -60,7 +60,7 @@ def test_segments_behind_the_fleet_are_as_good_as_blocks_behind_the_router(
     assert list(run.ttfts) == pytest.approx([ttft for _, _, ttft in theirs])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(trace=traces(), pooled=st.booleans(), size=st.sampled_from([1, 2, 3, 4, 8]))
 def test_every_prompt_token_is_hit_or_missed_for_one_reason(trace: Trace, pooled: bool, size: int) -> None:
     run = run_of(trace, msgspec.structs.replace(SMALL, pooled=pooled, block_size=size, blocks=12 * SIZE // size))

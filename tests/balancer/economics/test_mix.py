@@ -95,7 +95,7 @@ def cases(draw: st.DrawFn) -> tuple[int, int, list[Source]]:
     return prompt, hit, sources
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(cases(), prefills, shapes, st.sampled_from(Control))
 @example(
     (40, 0, [Source("s0", Link(3.0), 40, 4)]), Prefill(0.0, 0.5, 0.0, 8.0), CacheShape.uniform(1.0), Control.LENGTH
@@ -135,7 +135,7 @@ def is_consistent(found: Mix, prompt: int, hit: int, sources: list[Source], pref
     assert found.seconds == found.load_seconds + found.compute_seconds
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(cases(), prefills, shapes)
 def test_it_is_never_worse_than_a_plain_rule(
     case: tuple[int, int, list[Source]], prefill: Prefill, shape: CacheShape
@@ -153,7 +153,7 @@ def test_it_is_never_worse_than_a_plain_rule(
     assert best <= prefill.seconds(prompt, 0) + tiny, "compute it all"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(cases(), prefills, shapes, st.sampled_from([1.0, 1.5, 10.0]), st.sampled_from([0.0, 0.2]))
 def test_a_better_link_never_makes_it_slower(
     case: tuple[int, int, list[Source]], prefill: Prefill, shape: CacheShape, faster: float, sooner: float
@@ -169,7 +169,7 @@ def test_a_better_link_never_makes_it_slower(
     assert weighted(cheapest(prompt, hit, better, prefill, shape), better) <= before + 1e-9
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(cases(), prefills, shapes)
 def test_more_that_lies_somewhere_never_makes_it_slower(
     case: tuple[int, int, list[Source]], prefill: Prefill, shape: CacheShape

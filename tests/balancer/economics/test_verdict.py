@@ -54,7 +54,7 @@ layers = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.builds(Link, st.sampled_from([1.0, 5.0, 40.0]), st.sampled_from([0.0, 3.0, 30.0])),
     st.builds(CacheShape, layers.map(tuple)),

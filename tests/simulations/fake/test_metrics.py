@@ -61,7 +61,7 @@ def test_the_oldest_release_has_both_kinds_of_names() -> None:
 def test_kvlb_reads_the_cache_configuration(version: str) -> None:
     settings = config(vllm_version=version, block_size=32, num_gpu_blocks=200, hash_algorithm="sha256_cbor")
     found = read_cache_config(page(settings, 0, [figures(0), figures(1)]).encode())
-    assert found == tuple(CacheConfig(rank, 32, "sha256_cbor", 200, True) for rank in (0, 1))
+    assert found == tuple(CacheConfig(rank, 32, "sha256_cbor", 200, True, cache_dtype="auto") for rank in (0, 1))
 
 
 @pytest.mark.parametrize(

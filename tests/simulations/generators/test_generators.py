@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.errors import ConfigError
@@ -136,7 +136,6 @@ def test_no_request_is_told() -> None:
         Chat(rate=0.001, seconds=0.001).generate(1)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 2)), max_size=8),
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 2)), max_size=8),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.errors import ConfigError
@@ -92,7 +92,6 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.dictionaries(st.text(max_size=5), json_values, max_size=3), max_size=5), st.booleans(), st.booleans()
 )

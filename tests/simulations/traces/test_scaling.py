@@ -4,7 +4,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulations.traces import scaling
@@ -51,7 +51,6 @@ def test_first() -> None:
     check(scaling.first(trace, seconds=50))
 
 
-@settings(deadline=None)
 @given(st.floats(0.1, 5), st.booleans(), st.booleans(), st.integers(0, 9))
 def test_each_copy_has_whole_conversations_of_its_own(
     times: float, has_sessions: bool, has_pauses: bool, seed: int

@@ -34,7 +34,7 @@ def test_nothing_has_no_stretches() -> None:
     assert (len(found), list(found.begins), list(found.lasts)) == (0, [0], [NO_STRETCH, NO_STRETCH])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.lists(st.integers(0, 1), max_size=6), max_size=12))
 def test_the_stretches_up_to_the_last_id_are_the_prompt(prompts: list[list[int]]) -> None:
     trace = trace_of(prompts)

@@ -1,7 +1,7 @@
 from itertools import accumulate
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulations.traces.trace import NO_PARENT, NO_PAUSE, NO_SESSION, Trace, TraceBuilder, TraceError
@@ -25,7 +25,6 @@ def path_of(trace: Trace, at: int) -> list[int]:
     return found
 
 
-@settings(deadline=None)
 @given(prompts, st.booleans())
 def test_two_prompts_share_ids_as_far_as_they_begin_alike(listed: list[list[int]], is_chained: bool) -> None:
     trace = trace_of(listed, is_chained=is_chained)
@@ -40,7 +39,6 @@ def test_two_prompts_share_ids_as_far_as_they_begin_alike(listed: list[list[int]
     assert len(trace.parents) == len(distinct)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(1, 99)), max_size=40))
 def test_requests_are_in_order_of_arrival(requests: list[tuple[float, int]]) -> None:
     builder = TraceBuilder("made", 16, is_chained=True)

@@ -413,7 +413,7 @@ def test_options_that_cannot_be(options: dict[str, Any]) -> None:
         ReadingOptions(**options)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 @given(
     st.sampled_from(formats.names()),
     st.lists(st.binary(max_size=40) | st.sampled_from([json.dumps(line()).encode(), b"a,b", b"1,2"]), max_size=6),
