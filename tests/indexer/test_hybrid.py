@@ -53,7 +53,7 @@ def found(rule: HitRule, held: dict[int, set[int]], at: int, prompt_tokens: int)
 # One group
 
 
-@pytest.mark.parametrize("kind", FULL_ATTENTION)
+@pytest.mark.parametrize("kind", sorted(FULL_ATTENTION))
 def test_full_attention_is_hit_up_to_the_first_gap(kind: str) -> None:
     assert hit(200, (full(kind=kind), [0, 1, 2, 4, 5])) == 48
     assert hit(200, (full(kind=kind), [1, 2])) == 0
