@@ -22,7 +22,7 @@ def playing() -> Iterator["subprocess.Popen[str]"]:
     """Long runs in two processes beside the parent, in a process group of their own."""
     words = ("simulate", str(CHAT), "--replicas", "8", "--policy", "random,round_robin", "--jobs", "2", "--no-bounds")
     process = subprocess.Popen(
-        [sys.executable, "-m", "balancer", *words],
+        [sys.executable, "-X", "faulthandler", "-m", "balancer", *words],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -36,6 +36,16 @@ def playing() -> Iterator["subprocess.Popen[str]"]:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+def ended(process: "subprocess.Popen[str]") -> tuple[str, str]:
+    """What it has said; one that does not end says where all its threads are."""
+    try:
+        return process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        there = children(process.pid)
+        os.killpg(process.pid, signal.SIGABRT)
+        raise AssertionError(f"it goes on, with children {there}:\n{process.communicate()[1]}") from None
 
 
 def children(parent: int) -> list[int]:
@@ -64,7 +74,7 @@ def test_ctrl_c_ends_all_processes_without_a_traceback() -> None:
     with playing() as process:
         helpers = children(process.pid)
         os.killpg(process.pid, signal.SIGINT)
-        _, told = process.communicate(timeout=SECONDS)
+        _, told = ended(process)
         assert process.returncode == 130
         assert "Traceback" not in told
         eventually(lambda: not any(is_there(each) for each in helpers))

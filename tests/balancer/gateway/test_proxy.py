@@ -643,7 +643,7 @@ def test_a_packed_body_counts_unpacked() -> None:
     run(check())
 
 
-@pytest.mark.parametrize("body", [gzip.compress(BODY)[:-12], b"no gzip at all"])
+@pytest.mark.parametrize("body", [gzip.compress(BODY)[:-12], b"no gzip at all"], ids=["cut", "none"])
 def test_a_broken_packed_body_is_the_clients_fault(body: bytes) -> None:
     async def check() -> None:
         async with upstream() as replica, gateway([replica.url]) as front:
