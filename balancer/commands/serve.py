@@ -53,7 +53,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1, this machine only)")
     parser.add_argument("--port", type=int, help="port to listen on (default 8080)")
     parser.add_argument("--processes", type=int, metavar="N", help="gateways, each a process (default 1)")
-    parser.add_argument("--policy", metavar="NAME", help="routing policy (default predicted_ttft)")
+    parser.add_argument(
+        "--policy",
+        metavar="NAME",
+        help="routing policy (default predicted_ttft); module:Class for one of your own, importable from here",
+    )
     parser.add_argument("--max-body-bytes", type=int, metavar="N", help="largest request body (default 64 MiB)")
     parser.add_argument("--max-blocks", type=int, metavar="N", help="most blocks in the index (default 25 million)")
     parser.add_argument(
@@ -234,7 +238,10 @@ async def running(settings: Settings, stop: StopSignals | None = None) -> AsyncI
 
 command = Command(
     name="serve",
-    help=f"Route OpenAI requests to the replica that holds most of their prompt. Policies: {', '.join(names())}.",
+    help=(
+        "Route OpenAI requests to the replica that holds most of their prompt. "
+        f"Policies: {', '.join(names())}, or module:Class."
+    ),
     configure=configure,
     run=run,
 )

@@ -35,3 +35,11 @@ def test_a_flag_overrules_the_bound_of_the_file(tmp_path: Path) -> None:
     words = ["--replica=http://127.0.0.1:9", f"--config={path}"]
     assert read_settings(parser.parse_args(words)).index.max_blocks == 5000
     assert read_settings(parser.parse_args([*words, "--max-blocks=7000"])).index.max_blocks == 7000
+
+
+def test_the_help_says_that_a_policy_may_be_ones_own() -> None:
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    (told,) = [action.help for action in parser._actions if action.dest == "policy"]
+    assert "module:Class" in str(told)
+    assert "module:Class" in command.help
