@@ -208,4 +208,4 @@ def test_an_explanation_weighs_as_the_choice_did() -> None:
     decision = route(owner, request(PROMPT))
     assert decision.replica.id == A, "with a price of ten"
     told = explain(decision, owner.policy, request_id="", time=0.0, path="/", model="m", views=owner.caches.views(0.0))
-    assert told.why == "it has the lowest cost, 21.5; next is b with 41", "its wait, its price, another in flight"
+    assert told.why == "it has the lowest cost, 21.5 s; next is b with 41 s", "its wait, its price, another in flight"
