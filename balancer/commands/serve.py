@@ -17,6 +17,7 @@ from aiohttp import web
 
 from balancer import line_file, snapshot_file
 from balancer import settings as settings_module
+from balancer.arms import in_words
 from balancer.commands import Command
 from balancer.commands.descriptors import raise_limit
 from balancer.commands.listening import add_log_flags, bind, bind_many, url_of
@@ -108,13 +109,7 @@ def _supervise(settings: Settings, args: argparse.Namespace) -> int:
         supervisor = Supervisor(settings, lambda: read_settings(args), listeners, logs, args.startup_timeout)
 
         def served() -> None:
-            log.info(
-                "listening on %s with policy %s, %s, %d processes",
-                url_of(listeners[0], is_secure=settings.tls.cert_file is not None),
-                settings.policy.name,
-                counted(len(settings.replicas), "endpoint"),
-                settings.server.processes,
-            )
+            log.info("%s", _listens(url_of(listeners[0], is_secure=settings.tls.cert_file is not None), settings))
 
         return run_loop(supervisor.run(served))
 
@@ -193,15 +188,18 @@ def _read_file(name: str) -> dict[str, Any]:
 async def _serve(settings: Settings, startup_timeout: float | None) -> None:
     stop = StopSignals()
     async with running(settings, stop) as (service, address):
-        log.info(
-            "listening on %s with policy %s, %s",
-            address,
-            service.router.policy_name,
-            counted(len(settings.replicas), "endpoint"),
-        )
+        log.info("%s", _listens(address, settings))
         if startup_timeout is not None:
             await service.wait_usable(startup_timeout, stop.asked)
         await stop.asked.wait()
+
+
+def _listens(address: str, settings: Settings) -> str:
+    processes = settings.server.processes
+    told = [in_words(settings.policy), counted(len(settings.replicas), "endpoint")]
+    if processes > 1:
+        told.append(f"{processes} processes")
+    return f"listening on {address} with policy {', '.join(told)}"
 
 
 @contextlib.asynccontextmanager
