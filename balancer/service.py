@@ -111,7 +111,7 @@ class RouterService:
         self.is_draining = False
         """Whether this process is about to end, and is to be sent nothing new."""
         self.waiting = Waiting(settings.admission, self.router, self._lease, self._give_back)
-        self.turns = Turns(self.router, self._lease, self._give_back)
+        self.turns = Turns(self.router, self._lease, self._give_back, self.waiting.turn)
         self.yielding = Yielding(settings.admission.tenant_weights, settings.admission.weights)
         self.limiter = Limiter(settings.limits)
         self.memory = ChainMemory(settings.hashing.memory_bytes, secret=secrets.randbits(64))
@@ -243,7 +243,7 @@ class RouterService:
             return asyncio.ensure_future(self._after_waiting(request, origin, claim, at))
         self._charge(decision, claim)
         if self.router.is_held(decision.lease):
-            return self.turns.hold(request, decision, lambda at_last: self._sent(at_last, request, origin, at))
+            return self.turns.hold(request, claim, decision, lambda at_last: self._sent(at_last, request, origin, at))
         return self._sent(decision, request, origin)
 
     async def _after_waiting(self, request: RouteRequest, origin: Origin, claim: Claim, at: float) -> Decision:
@@ -251,7 +251,7 @@ class RouterService:
         self._charge(decision, claim)
         if self.router.is_held(decision.lease):
             return await self._in_turn(
-                self.turns.hold(request, decision, lambda at_last: self._sent(at_last, request, origin, at))
+                self.turns.hold(request, claim, decision, lambda at_last: self._sent(at_last, request, origin, at))
             )
         return self._sent(decision, request, origin, at)
 

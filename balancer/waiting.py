@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -15,6 +16,9 @@ from balancer.admission import Admission, AdmissionSettings, Claim, Pool, Ticket
 from balancer.core import Decision, RouteRequest, Truth
 from balancer.errors import Contended, RequestError, Saturated
 from balancer.router import Router
+
+GRACE_SECONDS: Final = 5.0
+"""So long one waits at least that had a replica, and has none any more through no fault of its own: most are back by then."""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -94,10 +98,12 @@ class Waiting:
         return None
 
     async def turn(self, request: RouteRequest, claim: Claim) -> Decision:
-        """Where it goes after it has waited, as ``decision``."""
+        """Where it goes after it has waited, as ``decision``; one that had a place before (``came_at``) always may."""
         waiter = self._enter(request, claim)
         now = time.monotonic()
-        until = min(claim.deadline, now + self._seconds)
+        until = min(claim.deadline, now + self._seconds) if self._is_on else now
+        if request.came_at is not None:
+            until = max(until, now + GRACE_SECONDS)
         timer = asyncio.get_running_loop().call_later(until - now, self._expire, waiter)
         try:
             return await waiter.decision
@@ -131,8 +137,9 @@ class Waiting:
 
     def _enter(self, request: RouteRequest, claim: Claim) -> _Waiter:
         pool = Pool(request.model, request.excluded, request.part)
+        comes_again = bool(request.excluded) or request.came_at is not None
         try:
-            ticket, displaced = self.queue.enter(claim, pool, time.monotonic(), comes_again=bool(request.excluded))
+            ticket, displaced = self.queue.enter(claim, pool, time.monotonic(), comes_again=comes_again)
         except Saturated:
             self.refused[claim.urgency] += 1
             raise

@@ -44,6 +44,15 @@ class Front:
         request = RouteRequest("m", size_hint=tokens, **changes)
         return asyncio.create_task(self.service.route(request, NOBODY, Claim(tenant, urgency)))
 
+    def leave(self, name: str, how: str) -> None:
+        """The replica can take nothing any more."""
+        if how == "lost":
+            self.service._status(f"http://{name}:8000", Status.LOST)
+        elif how == "drained":
+            self.service.drain(name, Drain.ASKED)
+        else:
+            self.service._forget(ReplicaId(name))
+
     async def answer(self, decision: Decision) -> None:
         self.service.started(decision.lease)
         await self.service.release(decision.lease, Outcome.OK)
@@ -56,6 +65,7 @@ def with_front(check: Callable[[Front], Awaitable[None]], **settings: Any) -> No
         try:
             await check(front)
             assert not len(front.service.turns)
+            assert not len(front.service.waiting.queue)
             assert front.service.router.fleet.open_leases == 0
             assert not front.service.router.fleet.has_held
         finally:
@@ -189,18 +199,91 @@ def test_a_trial_is_not_held() -> None:
     with_front(check)
 
 
-def test_where_nobody_is_left_that_is_told() -> None:
+@pytest.mark.parametrize("how", ["lost", "drained", "removed"])
+def test_where_nobody_is_left_that_is_told_when_nobody_comes_back(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("balancer.waiting.GRACE_SECONDS", 0.05)
+
     async def check(front: Front) -> None:
         first = await front.ask(10_000)
         second = front.ask(100)
         await settle()
-        front.service.router.set_status(A, Status.LOST)
-        front.service.turns.look()
+        front.leave("a", how)
+        await settle()
+        assert not second.done()
         with pytest.raises(NoReplica):
             await second
         await front.service.release(first.lease, Outcome.UNREACHABLE)
 
     with_front(check)
+
+
+@pytest.mark.parametrize("how", ["lost", "drained", "removed"])
+def test_who_was_held_outlasts_a_moment_without_any_replica_and_keeps_its_turn(how: str) -> None:
+    async def check(front: Front) -> None:
+        first = await front.ask(10_000)
+        long, short, middle = front.ask(5_000), front.ask(100), front.ask(1_000)
+        await settle()
+        front.leave("a", how)
+        await settle()
+        assert (len(front.service.turns), len(front.service.waiting.queue)) == (0, 3)
+        assert front.service.router.fleet.open_leases == 1
+        with pytest.raises(NoReplica):
+            await front.ask(100)
+        assert not any(each.done() for each in (long, short, middle))
+        await front.service.release(first.lease, Outcome.UNREACHABLE)
+        front.put("b")
+        front.service.waiting.look()
+        for each in (short, middle, long):
+            decision = await each
+            assert decision.replica.id == B
+            await settle()
+            assert sum(other.done() for other in (long, short, middle)) == [short, middle, long].index(each) + 1
+            await front.answer(decision)
+        assert len(front.held) == 3
+
+    with_front(check)
+
+
+def test_who_goes_away_while_nobody_is_left_leaves_nothing() -> None:
+    async def check(front: Front) -> None:
+        first = await front.ask(10_000)
+        waiting = [front.ask(100 + at) for at in range(3)]
+        await settle()
+        front.leave("a", "lost")
+        waiting[0].cancel()  # before it waits
+        await settle()
+        assert len(front.service.waiting.queue) == 2
+        waiting[1].cancel()
+        await settle()
+        assert len(front.service.waiting.queue) == 1
+        front.put("b")
+        front.service.waiting.look()
+        waiting[2].cancel()  # in the moment in which its place came
+        await settle()
+        assert all(each.cancelled() for each in waiting)
+        await front.service.release(first.lease, Outcome.UNREACHABLE)
+
+    with_front(check)
+
+
+def test_who_was_held_waits_where_the_others_have_no_place() -> None:
+    async def check(front: Front) -> None:
+        first = await front.ask(10_000)
+        second = front.ask(100)
+        await settle()
+        front.put("b")
+        other = [await front.ask(100, excluded=frozenset({A})) for _ in range(2)]
+        front.leave("a", "lost")
+        await settle()
+        assert len(front.service.waiting.queue) == 1
+        await front.answer(other[0])
+        decision = await second
+        assert decision.replica.id == B
+        for each in (decision, other[1]):
+            await front.answer(each)
+        await front.service.release(first.lease, Outcome.UNREACHABLE)
+
+    with_front(check, admission=AdmissionSettings(max_in_flight=2), feed_tokens=200)
 
 
 def test_who_goes_away_leaves_nothing() -> None:
@@ -262,12 +345,7 @@ def test_all_who_wait_for_one_that_is_gone_go_elsewhere(how: str) -> None:
         await settle()
         assert len(front.service.turns) == 200
         front.put("b")
-        if how == "lost":
-            front.service._status("http://a:8000", Status.LOST)
-        elif how == "drained":
-            front.service.drain("a", Drain.ASKED)
-        else:
-            front.service._forget(A)
+        front.leave("a", how)
         for each in others:
             decision = await each
             assert decision.replica.id == B
