@@ -105,7 +105,7 @@ class Turns:
         if now >= self._placed_at + AGAIN:
             self._placed_at, delayed = now, self._router.delayed(now)
         left: list[_Held] = []
-        for lease in chain(self._router.stranded(), delayed):
+        for lease in chain(self._router.stranded(now), delayed):
             held = self._held.pop(lease, None)
             # Else it has had a place this very moment, and is on its way to ``hold``.
             if held is not None and not self._move(held):

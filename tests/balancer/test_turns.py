@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from balancer.admission import AdmissionSettings, Claim, Urgency
-from balancer.core import Decision, Outcome, RouteRequest
+from balancer.core import Decision, Failure, Fault, Outcome, RouteRequest
 from balancer.decisions import NOBODY
 from balancer.errors import NoReplica
 from balancer.fleet import Drain, Status
@@ -163,6 +163,26 @@ def test_whose_replica_is_gone_goes_elsewhere(how: str) -> None:
         assert decision.replica.id == B
         await front.answer(decision)
         await front.service.release(first.lease, Outcome.UNREACHABLE)
+
+    with_front(check)
+
+
+@pytest.mark.parametrize("has_other", [False, True])
+def test_nobody_is_sent_to_a_replica_that_rests(has_other: bool) -> None:
+    async def check(front: Front) -> None:
+        first, held = await front.ask(10_000), front.ask(200)
+        await settle()
+        if has_other:
+            front.put("b")
+        refusal = Failure(Fault.STATUS, 503, retry_after=0.3)
+        asked_at = time.monotonic()
+        await front.service.release(first.lease, Outcome.ERROR, failure=refusal)
+        await settle()
+        assert held.done() == has_other
+        decision = await held
+        assert decision.replica.id == (B if has_other else A)
+        assert has_other or time.monotonic() >= asked_at + 0.3
+        await front.answer(decision)
 
     with_front(check)
 
