@@ -9,7 +9,7 @@ for any more has been given back.
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from itertools import chain
 from typing import Final
 
@@ -19,6 +19,7 @@ from balancer.admission import Claim
 from balancer.core import Decision, RouteRequest
 from balancer.errors import Contended, NoReplica, Saturated, UnknownModel
 from balancer.router import Router
+from balancer.waiting import Waiting
 
 AGAIN: Final = 1.0
 """Seconds after which those are placed anew who are held for a replica that is late."""
@@ -32,6 +33,7 @@ class _Held(msgspec.Struct):
     claim: Claim
     decision: Decision
     sent: Callable[[Decision], Decision]
+    unsent: Callable[[], None]
     future: "asyncio.Future[Decision]"
     since: float
     waits: "asyncio.Task[None] | None" = None  # while nobody can take it
@@ -40,7 +42,7 @@ class _Held(msgspec.Struct):
 class Turns:
     """All requests that are held. ``decide`` chooses a replica and leases it, ``give_back`` releases what nobody took.
 
-    ``wait`` does what ``decide`` does as soon as there is a place, for those that have none any more.
+    Those for which nobody is left wait in ``waiting``.
     """
 
     def __init__(
@@ -48,14 +50,14 @@ class Turns:
         router: Router,
         decide: Callable[[RouteRequest], Decision],
         give_back: Callable[[int], None],
-        wait: Callable[[RouteRequest, Claim], Awaitable[Decision]],
+        waiting: Waiting,
     ) -> None:
         self.on_end: Callable[[float], None] = lambda seconds: None
         """Told how many seconds one was held, whatever came of it."""
         self._router = router
         self._decide = decide
         self._give_back = give_back
-        self._wait = wait
+        self._waiting = waiting
         self._held: dict[int, _Held] = {}  # by lease
         self._timer: asyncio.TimerHandle | None = None
         self._is_looking = False
@@ -68,14 +70,19 @@ class Turns:
         return f"<Turns {len(self)} held>"
 
     def hold(
-        self, request: RouteRequest, claim: Claim, decision: Decision, sent: Callable[[Decision], Decision]
+        self,
+        request: RouteRequest,
+        claim: Claim,
+        decision: Decision,
+        sent: Callable[[Decision], Decision],
+        unsent: Callable[[], None],
     ) -> "asyncio.Future[Decision]":
         """What ``sent`` makes of the decision once its request is to be sent; it may be for another replica then.
 
-        Cancelling the future gives the lease back.
+        Cancelling the future gives the lease back. ``unsent`` is called where that, or an error, is the end of it.
         """
         future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
-        held = _Held(request, claim, decision, sent, future, time.monotonic())
+        held = _Held(request, claim, decision, sent, unsent, future, time.monotonic())
         self._held[decision.lease] = held
         future.add_done_callback(lambda _: self._done(held))
         self.look()
@@ -121,23 +128,27 @@ class Turns:
 
     def _move(self, held: _Held) -> bool:
         """Its replica can take nothing any more, or takes far longer than expected; False where no other can take it now."""
-        self._give_back(held.decision.lease)
         if held.future.done():
+            self._withdraw(held)
             return True
+        served = self._waiting.withdraw(held.decision.lease)
+        self._give_back(held.decision.lease)
+        decision, has_place = None, True
         try:
             decision = self._decide(_anew(held))
         except (UnknownModel, NoReplica, Contended, Saturated):
-            return False
+            has_place = False
         except Exception as error:  # a policy may be anybody's; it fails its own request, and not whoever looks
             held.future.set_exception(error)
-            return True
-        self._put(held, decision)
-        return True
+        self._waiting.settle(served, decision)
+        if decision is not None:
+            self._put(held, decision)
+        return has_place
 
     async def _again(self, held: _Held) -> None:
         """It waits for a place as those do that have had none, and is no worse off than they are."""
         try:
-            decision = await self._wait(_anew(held), held.claim)
+            decision = await self._waiting.turn(_anew(held), held.claim)
         except Exception as error:
             if not held.future.done():
                 held.future.set_exception(error)
@@ -154,7 +165,7 @@ class Turns:
 
     def _let_go(self, held: _Held) -> None:
         if held.future.done():  # it has gone, and has had no turn to say so
-            self._give_back(held.decision.lease)
+            self._withdraw(held)
         else:
             held.future.set_result(held.sent(held.decision))
 
@@ -162,8 +173,15 @@ class Turns:
         self.on_end(time.monotonic() - held.since)
         if held.waits is not None:
             held.waits.cancel()
+        if held.future.cancelled() or held.future.exception() is not None:
+            held.unsent()
         if held.future.cancelled() and self._held.pop(held.decision.lease, None) is not None:
-            self._give_back(held.decision.lease)
+            self._withdraw(held)
+
+    def _withdraw(self, held: _Held) -> None:
+        """Nobody waits for it any more, and nothing of it was sent."""
+        self._waiting.settle(self._waiting.withdraw(held.decision.lease))
+        self._give_back(held.decision.lease)
 
     def _look_later(self, now: float) -> None:
         """When the next one's turn comes by time alone, or somebody may be late. Whose turn was due waits for an answer."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from balancer.admission import AdmissionSettings, Claim, Urgency
-from balancer.core import Decision, Failure, Fault, Outcome, RouteRequest
+from balancer.core import Decision, Failure, Fault, Outcome, RouteRequest, Truth
 from balancer.decisions import NOBODY
 from balancer.errors import NoReplica
 from balancer.fleet import Drain, Status
@@ -320,6 +320,76 @@ def test_who_goes_away_leaves_nothing() -> None:
             await front.answer(await each)
 
     with_front(check)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "cancelled while nobody is left", "refused"])
+def test_a_tenant_is_charged_for_nothing_that_was_not_sent(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("balancer.waiting.GRACE_SECONDS", 0.05 if how == "refused" else 60.0)
+
+    async def check(front: Front) -> None:
+        first = await front.ask(10_000, "large")
+        yielding = front.service.yielding
+        yielding.charge("small", 1.0, time.monotonic())
+        before = yielding.seconds("large", Urgency.NORMAL, time.monotonic())
+        held = [front.ask(1000, "large") for _ in range(5)]
+        await settle()
+        assert len(front.service.turns) == 5
+        assert yielding.seconds("large", Urgency.NORMAL, time.monotonic()) == pytest.approx(before + 50, abs=1)
+        if how != "cancelled":
+            front.leave("a", "lost")
+            await settle()
+        if how != "refused":
+            for each in held:
+                each.cancel()
+        assert len(await asyncio.gather(*held, return_exceptions=True)) == 5
+        assert yielding.seconds("large", Urgency.NORMAL, time.monotonic()) == pytest.approx(before, abs=1)
+        await front.service.release(first.lease, Outcome.ERROR)
+
+    with_front(check)
+
+
+@pytest.mark.parametrize(
+    ("how", "charged"), [("cancelled", [700, -700]), ("moved", [700, 40]), ("waits again", [700, -700, 700, 40])]
+)
+def test_who_had_to_wait_pays_once_for_what_is_sent(how: str, charged: list[int]) -> None:
+    async def check(front: Front) -> None:
+        told: list[float] = []
+        queue = front.service.waiting.queue
+        charge, give_back = queue.charge, queue.give_back
+
+        def note(claim: Claim, tokens: float) -> None:
+            told.append(tokens)
+            charge(claim, tokens)
+
+        def note_back(claim: Claim, tokens: float) -> None:
+            told.append(-tokens)
+            give_back(claim, tokens)
+
+        queue.charge, queue.give_back = note, note_back  # type: ignore[method-assign]
+        first, second = await front.ask(10_000), front.ask(500)
+        await settle()
+        third = front.ask(700, prompt_lengths=(700,))
+        await settle()
+        assert len(queue) == 1
+        second.cancel()
+        await settle()
+        assert (len(queue), len(front.service.turns)) == (0, 1)
+        if how == "cancelled":
+            third.cancel()
+            await settle()
+        else:
+            if how == "moved":
+                front.put("b")
+            front.leave("a", "lost")
+            await settle()
+            front.put("b")
+            decision = await third
+            assert decision.replica.id == B
+            await front.service.release(decision.lease, Outcome.OK, Truth(completion_tokens=40))
+        assert told == charged
+        await front.service.release(first.lease, Outcome.ERROR)
+
+    with_front(check, admission=AdmissionSettings(max_in_flight=2))
 
 
 def test_who_goes_away_in_the_moment_of_its_turn_leaves_nothing() -> None:
