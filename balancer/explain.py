@@ -38,7 +38,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     ``share`` is there while the replica starts slowly. ``wait_seconds`` is how long it was thought to be busy before this one,
     ``tokens_per_second`` how fast it was thought to compute, ``passed`` how many that are held for it would have been passed,
     ``turnover_seconds`` how long what nobody uses stays in its cache (not there while it has room), ``usage`` the share of the
-    cache that running requests need, ``skipped`` how many requests went elsewhere since its last one.
+    cache that running requests need, ``skipped`` how many requests went elsewhere since its last one, less where that was slow.
     """
 
     replica: ReplicaId
