@@ -187,6 +187,11 @@ class Admission:
         self._classes.charge(claim.urgency, tokens)
         self._lines[claim.urgency].tenants.charge(claim.tenant, tokens)
 
+    def give_back(self, claim: Claim, tokens: float) -> None:
+        """So many that were charged were not computed."""
+        self._classes.give_back(claim.urgency, tokens)
+        self._lines[claim.urgency].tenants.give_back(claim.tenant, tokens)
+
     def retry_after(self, urgency: Urgency, now: float) -> int:
         """Whole seconds in which those that wait now will have been served, as fast as it goes at present."""
         line = self._lines[urgency]

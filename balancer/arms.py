@@ -134,9 +134,27 @@ def chosen(settings: PolicySettings) -> Chosen:
     return Chosen(first, second, shadow)
 
 
+def in_words(settings: PolicySettings) -> str:
+    """Who decides for what, with all that is set of each, for people."""
+    ab, paper = settings.ab, settings.shadow
+    told = [_written(settings.name, settings.settings)]
+    if ab.name is not None:
+        told.append(f"{_written(ab.name, ab.settings)} for {100 * ab.share:.4g} % of requests")
+    if paper.name is not None:
+        told.append(f"{_written(paper.name, paper.settings)} on paper for {100 * paper.share:.4g} %")
+    return ", ".join(told)
+
+
 def _told_apart(name: str, settings: dict[str, Any], others: set[str]) -> str:
-    """The name, with its settings as ``kvlb simulate`` writes them where the name alone is taken."""
-    if name not in others:
-        return name
+    """The name, with its settings where the name alone is taken."""
+    return name if name not in others else _with(name, settings)
+
+
+def _written(name: str, settings: dict[str, Any]) -> str:
+    return _with(name, settings) if settings else name
+
+
+def _with(name: str, settings: dict[str, Any]) -> str:
+    """The name with its settings, as ``kvlb simulate`` writes them."""
     written = ", ".join(f"{key}={msgspec.json.encode(value).decode()}" for key, value in settings.items())
     return f"{name}({written})"

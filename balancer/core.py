@@ -189,7 +189,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     kvlb for this replica, ``passed`` would be passed by this one, and ``wait`` is without them. ``turnover`` is how many
     seconds what lies unused in its cache stays there; without end while there is room. ``usage`` is the share of the cache that
     running requests need, as the engine says (0: it does not), and ``has_adapter`` whether the request needs no LoRA adapter,
-    or one that was asked for there lately. ``skipped`` requests for its model went elsewhere since it was given one.
+    or one that was asked for there lately. ``skipped`` requests for its model went elsewhere since it was given one; of one
+    that was far slower than expected each time it had one, the count is divided (by ``ReplicaSpeed.patience``).
     ``loadable`` are further leading tokens, behind the ``cached_tokens``, that lie in its other tiers and in the stores that it
     reads from, each source continuing where those before it end.
     ``load_tokens`` of those that are not cached are to be loaded from somewhere else, which takes ``load_seconds``

@@ -14,7 +14,7 @@ from balancer.core import Candidate, Decision, Knowledge, Outcome, Paper, RouteR
 from balancer.fleet import LiveReplica, Status
 from balancer.knowledge import View
 from balancer.matching import usable_blocks
-from balancer.policies.base import Policy, costs_of
+from balancer.policies.base import Policy, costs_of, unit_of
 from balancer.router import Router
 from indexer.hits import matches
 from indexer.index import ReplicaId
@@ -38,7 +38,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     ``share`` is there while the replica starts slowly. ``wait_seconds`` is how long it was thought to be busy before this one,
     ``tokens_per_second`` how fast it was thought to compute, ``passed`` how many that are held for it would have been passed,
     ``turnover_seconds`` how long what nobody uses stays in its cache (not there while it has room), ``usage`` the share of the
-    cache that running requests need, ``skipped`` how many requests went elsewhere since its last one.
+    cache that running requests need, ``skipped`` how many requests went elsewhere since its last one, less where that was slow.
     """
 
     replica: ReplicaId
@@ -169,8 +169,8 @@ def way(decision: Decision) -> str:
     return f"; it computes the prompt itself (predicted {estimate.alone:.3f} s, and {estimate.split:.3f} s split)"
 
 
-def why(decision: Decision, costs: Sequence[float] | None) -> str:
-    """Why the chosen one won, in one sentence; ``costs`` are the candidates', in their order."""
+def why(decision: Decision, costs: Sequence[float] | None, unit: str = "") -> str:
+    """Why the chosen one won, in one sentence; ``costs`` are the candidates', in their order, in ``unit``."""
     candidates = decision.candidates
     if len(candidates) == 1:
         return "it is the only candidate"
@@ -186,18 +186,19 @@ def why(decision: Decision, costs: Sequence[float] | None) -> str:
     mine = next(cost for cost, replica in by_cost if replica == chosen)
     rivals = [(cost, replica) for cost, replica in by_cost if replica != chosen]
     equal = [replica for cost, replica in rivals if cost == mine]
+    own, other = _figure(mine, unit), _figure(rivals[0][0], unit)
     if rivals[0][0] < mine:
-        return f"{decision.policy} chose it at a cost of {_figure(mine)}, though {rivals[0][1]} costs {_figure(rivals[0][0])}"
+        return f"{decision.policy} chose it at a cost of {own}, though {rivals[0][1]} costs {other}"
     if not equal:
-        return f"it has the lowest cost, {_figure(mine)}; next is {rivals[0][1]} with {_figure(rivals[0][0])}"
+        return f"it has the lowest cost, {own}; next is {rivals[0][1]} with {other}"
     if all(busy[chosen] <= busy[replica] for replica in equal):
         alike = [replica for replica in equal if busy[replica] == busy[chosen]]
         if not alike:
-            return f"it has the lowest cost, {_figure(mine)}, as {_named(equal)}, and the fewest requests in flight of these"
+            return f"it has the lowest cost, {own}, as {_named(equal)}, and the fewest requests in flight of these"
         equal = alike
     leans = any(each.lean for each in candidates)
     decided = "the prompt leans to it" if leans else "chance chose among them"
-    return f"it has the lowest cost, {_figure(mine)}, as {_named(equal)}; {decided}"
+    return f"it has the lowest cost, {own}, as {_named(equal)}; {decided}"
 
 
 def _signal(candidate: Candidate) -> Candidate:
@@ -235,7 +236,7 @@ def explain(
         policy=decision.policy,
         replica=decision.replica.id,
         cached_tokens=decision.cached_tokens,
-        why=why(decision, costs) + way(decision),
+        why=why(decision, costs, unit_of(policy)) + way(decision),
         candidates=seen(decision.candidates, costs, views, tiers),
         not_asked=list(not_asked),
         shadow=msgspec.UNSET if decision.shadow is None else decision.shadow,
@@ -304,5 +305,5 @@ def _held(router: Router, request: RouteRequest, live: LiveReplica) -> dict[str,
     return found
 
 
-def _figure(cost: float) -> str:
-    return f"{cost:,.9g}"
+def _figure(cost: float, unit: str) -> str:
+    return f"{cost:,.9g} {unit}".rstrip()

@@ -68,6 +68,18 @@ class Shares(Generic[Name]):
         self._given[name] += amount / self._weight(name)
         self._order.add(self._place(name))
 
+    def give_back(self, name: Name, amount: float) -> None:
+        """It was charged so much, and was not given it after all; turns that others had since then were no loss of theirs."""
+        if name not in self._given:
+            return
+        given = max(self._floor, self._given[name] - amount / self._weight(name))
+        if name not in self._waiting:
+            self._given[name] = given
+            return
+        self._order.remove(self._place(name))
+        self._given[name] = given
+        self._order.add(self._place(name))
+
     def _place(self, name: Name) -> tuple[float, float, Name]:
         return self._given[name], -self._weight(name), name
 

@@ -147,8 +147,8 @@ class LiveReplica:
 
     @property
     def skipped(self) -> int:
-        """How many requests for its model went elsewhere since it was given one, or came."""
-        return self.tally.count - self.seen_at
+        """How many requests for its model went elsewhere since it was given one, or came; of a slow one each counts less."""
+        return (self.tally.count - self.seen_at) // self.prefill.patience
 
     def wait(self, now: float) -> float:
         """Seconds until all that it is to do is computed, one after the other, as far as anybody knows."""

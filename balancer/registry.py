@@ -9,7 +9,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast, get_args, get_origin
 
 import msgspec
 
@@ -72,7 +72,8 @@ class Registry(Generic[T]):
         try:
             made: Any = msgspec.convert(settings, cls)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"{at}.{name}: {error}; its settings are: {', '.join(known) or 'none'}") from error
+            words = _words(cls, str(error))
+            raise ConfigError(f"{at}.{name}: {error}{words}; its settings are: {', '.join(known) or 'none'}") from error
         return cast(T, made)
 
     def _find(self, name: str, at: str) -> object:
@@ -95,3 +96,11 @@ class Registry(Generic[T]):
             importlib.import_module(f"{self._package}.{module.name}")
         for point in entry_points(group=self._group):
             self._classes.setdefault(point.name, point.load())
+
+
+def _words(cls: type[msgspec.Struct], error: str) -> str:
+    """The words that the setting of this error takes; msgspec names none of them."""
+    setting = error.partition(" - at `$.")[2].rstrip("`")
+    kind = next((each.type for each in msgspec.structs.fields(cls) if each.encode_name == setting), None)
+    words = [word for each in (kind, *get_args(kind)) if get_origin(each) is Literal for word in get_args(each)]
+    return f" (words that it takes: {', '.join(map(repr, words))})" if words else ""

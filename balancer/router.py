@@ -246,7 +246,7 @@ class Router:
         return [
             lease
             for live in self.fleet
-            if live.held and self.status(live) is Status.READY
+            if live.held and self._takes(live, now)
             for lease in self.fleet.dispatch(live, now)
         ]
 
@@ -258,14 +258,14 @@ class Router:
         times = [due for live in self.fleet if (due := self.fleet.due(live)) is not None and due > now]
         return min(times, default=None)
 
-    def stranded(self) -> list[int]:
+    def stranded(self, now: float) -> list[int]:
         """The leases that are held for replicas that can take nothing now: their requests belong somewhere else."""
         if not self.fleet.has_held:
             return []
         return [
             lease
             for live in self.fleet.holding()
-            if self.fleet.get(live.replica.id) is not live or self.status(live) is not Status.READY
+            if self.fleet.get(live.replica.id) is not live or not self._takes(live, now)
             for _, lease, _ in live.held
         ]
 
@@ -319,6 +319,10 @@ class Router:
         return Status.EJECTED if live.is_available() and live.replica.id in self.ejections else live.status
 
     # How
+
+    def _takes(self, live: LiveReplica, now: float) -> bool:
+        """Whether those that are held for the replica may be sent there, as soon as it has little enough to do."""
+        return live.rests_until <= now and self.status(live) is Status.READY
 
     def _look_after(self, now: float) -> None:
         """How full the caches are, as far as events tell; what was learned of speeds fades."""
@@ -396,7 +400,7 @@ class Router:
                     live.turnover(now),
                     live.usage_now(now),
                     live.has_adapter(request.model),
-                    live.tally.count - live.seen_at,
+                    (live.tally.count - live.seen_at) // live.prefill.patience,
                     loads.get(name, NOTHING) if loads else NOTHING,
                     loaded,
                     0.0 if mix is None else mix.load_seconds,

@@ -111,7 +111,7 @@ class RouterService:
         self.is_draining = False
         """Whether this process is about to end, and is to be sent nothing new."""
         self.waiting = Waiting(settings.admission, self.router, self._lease, self._give_back)
-        self.turns = Turns(self.router, self._lease, self._give_back)
+        self.turns = Turns(self.router, self._lease, self._give_back, self.waiting)
         self.yielding = Yielding(settings.admission.tenant_weights, settings.admission.weights)
         self.limiter = Limiter(settings.limits)
         self.memory = ChainMemory(settings.hashing.memory_bytes, secret=secrets.randbits(64))
@@ -241,19 +241,29 @@ class RouterService:
         decision = self.waiting.at_once(request)
         if decision is None:
             return asyncio.ensure_future(self._after_waiting(request, origin, claim, at))
-        self._charge(decision, claim)
+        seconds = self._charge(decision, claim)
         if self.router.is_held(decision.lease):
-            return self.turns.hold(request, decision, lambda at_last: self._sent(at_last, request, origin, at))
+            return self._hold(decision, seconds, request, origin, claim, at)
         return self._sent(decision, request, origin)
 
     async def _after_waiting(self, request: RouteRequest, origin: Origin, claim: Claim, at: float) -> Decision:
         decision = await self.waiting.turn(request, claim)
-        self._charge(decision, claim)
+        seconds = self._charge(decision, claim)
         if self.router.is_held(decision.lease):
-            return await self._in_turn(
-                self.turns.hold(request, decision, lambda at_last: self._sent(at_last, request, origin, at))
-            )
+            return await self._in_turn(self._hold(decision, seconds, request, origin, claim, at))
         return self._sent(decision, request, origin, at)
+
+    def _hold(
+        self, decision: Decision, seconds: float, request: RouteRequest, origin: Origin, claim: Claim, at: float
+    ) -> "asyncio.Future[Decision]":
+        charged_at = time.monotonic()
+        return self.turns.hold(
+            request,
+            claim,
+            decision,
+            lambda at_last: self._sent(at_last, request, origin, at),
+            lambda: self.yielding.give_back(claim.tenant, seconds, charged_at, time.monotonic()),
+        )
 
     async def _in_turn(self, placed: "asyncio.Future[Decision]") -> Decision:
         try:
@@ -272,14 +282,17 @@ class RouterService:
         seconds = self.yielding.seconds(claim.tenant, claim.urgency, time.monotonic())
         return msgspec.structs.replace(request, yields=seconds) if seconds else request
 
-    def _charge(self, decision: Decision, claim: Claim) -> None:
-        if self.router.arms.orders:
-            chosen = decision.candidates[0]
-            for chosen in decision.candidates:
-                if chosen.replica == decision.replica.id:
-                    break
-            seconds = decision.computed_tokens / chosen.speed
-            self.yielding.charge(claim.tenant, seconds, time.monotonic())
+    def _charge(self, decision: Decision, claim: Claim) -> float:
+        """How many seconds of prefill its tenant has been charged for it."""
+        if not self.router.arms.orders:
+            return 0.0
+        chosen = decision.candidates[0]
+        for chosen in decision.candidates:
+            if chosen.replica == decision.replica.id:
+                break
+        seconds = decision.computed_tokens / chosen.speed
+        self.yielding.charge(claim.tenant, seconds, time.monotonic())
+        return seconds
 
     def _sent(
         self, decision: Decision, request: RouteRequest, origin: Origin, came_at: float | None = None

@@ -27,6 +27,12 @@ NOISE: Final = 0.15
 MOST: Final = 10.0
 """How many times slower or faster than expected counts at most, for one observation."""
 
+SLOW: Final = 3.0
+"""So many times slower than expected, it is a loss to whoever tries it; what is less so is worth knowing."""
+
+MAX_PATIENCE: Final = 16
+"""Or one that is well again would be found by chance alone."""
+
 _SHORTEST: Final = 0.001
 """Seconds; what is said to have taken less is taken for as long."""
 
@@ -123,13 +129,18 @@ _FADE: Final = math.exp(-1 / MEMORY_OBSERVATIONS)
 
 
 class ReplicaSpeed:
-    """How fast one replica is: the shape of all, and by how many times it takes longer. Changes with what is observed."""
+    """How fast one replica is: the shape of all, and by how many times it takes longer. Changes with what is observed.
 
-    __slots__ = ("_at", "_sum", "_weight", "factor", "model")
+    ``patience`` is how many times as long as another one it can do without a trial: twice as long after each observation in a
+    row that was ``SLOW``, and no longer after one that was not, or once all of them are forgotten.
+    """
+
+    __slots__ = ("_at", "_sum", "_weight", "factor", "model", "patience")
 
     def __init__(self, model: PrefillModel) -> None:
         self.model = model
         self.factor = 1.0
+        self.patience = 1
         self._sum = 0.0  # of the logarithms of what was seen over what was expected
         self._weight = 0.0
         self._at = 0.0
@@ -155,6 +166,7 @@ class ReplicaSpeed:
             return
         ratio = min(MOST, max(1 / MOST, max(seconds, _SHORTEST) / max(expected, _SHORTEST)))
         self._fade(now, _FADE)
+        self.patience = min(MAX_PATIENCE, 2 * self.patience) if ratio >= SLOW else 1
         self._sum += math.log(ratio)
         self._weight += 1.0
         self._conclude()
@@ -164,6 +176,8 @@ class ReplicaSpeed:
         if self._weight and now - self._at >= MEMORY_SECONDS / 8:
             self._fade(now, 1.0)
             self._conclude()
+            if self.factor == 1.0:
+                self.patience = 1
 
     def _conclude(self) -> None:
         mean = self._sum / (self._weight + DOUBT)

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -15,6 +16,9 @@ from balancer.admission import Admission, AdmissionSettings, Claim, Pool, Ticket
 from balancer.core import Decision, RouteRequest, Truth
 from balancer.errors import Contended, RequestError, Saturated
 from balancer.router import Router
+
+GRACE_SECONDS: Final = 5.0
+"""So long one waits at least that had a replica, and has none any more through no fault of its own: most are back by then."""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -31,11 +35,12 @@ class _Waiter(msgspec.Struct, frozen=True):
     decision: "asyncio.Future[Decision]"
 
 
-class _Served(msgspec.Struct, frozen=True):
-    """Who pays for what is computed for a request; what of its prompt is already paid."""
+class Served(msgspec.Struct, frozen=True):
+    """Who pays for what is computed for a request, and what of its prompt is ``paid``: all of it with ``knows_tokens``."""
 
     claim: Claim
     knows_tokens: bool
+    paid: float
 
 
 class Waiting:
@@ -58,7 +63,7 @@ class Waiting:
         self._decide = decide
         self._give_back = give_back
         self._waiters: dict[int, _Waiter] = {}
-        self._served: dict[int, _Served] = {}  # by lease: those that had to wait, until they end
+        self._served: dict[int, Served] = {}  # by lease: those that had to wait, until they end
 
     def __repr__(self) -> str:
         return f"<Waiting {self.queue!r}>"
@@ -94,10 +99,12 @@ class Waiting:
         return None
 
     async def turn(self, request: RouteRequest, claim: Claim) -> Decision:
-        """Where it goes after it has waited, as ``decision``."""
+        """Where it goes after it has waited, as ``decision``; one that had a place before (``came_at``) always may."""
         waiter = self._enter(request, claim)
         now = time.monotonic()
-        until = min(claim.deadline, now + self._seconds)
+        until = min(claim.deadline, now + self._seconds) if self._is_on else now
+        if request.came_at is not None:
+            until = max(until, now + GRACE_SECONDS)
         timer = asyncio.get_running_loop().call_later(until - now, self._expire, waiter)
         try:
             return await waiter.decision
@@ -129,10 +136,24 @@ class Waiting:
             tokens += max(0, (truth.prompt_tokens or 0) - (truth.cached_tokens or 0))
         self.queue.charge(served.claim, tokens)
 
+    def withdraw(self, lease: int) -> Served | None:
+        """The request is not sent with this lease: what is to be told to ``settle``; None where it had not to wait."""
+        return self._served.pop(lease, None)
+
+    def settle(self, served: Served | None, decision: Decision | None = None) -> None:
+        """It has another lease; without one, nothing is computed of what it has paid for."""
+        if served is None:
+            return
+        if decision is None:
+            self.queue.give_back(served.claim, served.paid)
+        else:
+            self._served[decision.lease] = served
+
     def _enter(self, request: RouteRequest, claim: Claim) -> _Waiter:
         pool = Pool(request.model, request.excluded, request.part)
+        comes_again = bool(request.excluded) or request.came_at is not None
         try:
-            ticket, displaced = self.queue.enter(claim, pool, time.monotonic(), comes_again=bool(request.excluded))
+            ticket, displaced = self.queue.enter(claim, pool, time.monotonic(), comes_again=comes_again)
         except Saturated:
             self.refused[claim.urgency] += 1
             raise
@@ -158,9 +179,9 @@ class Waiting:
             self._fail(waiter, error, "failed")
             return
         self._end(waiter, "served")
-        claim, uncached = waiter.ticket.claim, decision.computed_tokens
-        self.queue.charge(claim, max(1, uncached) if decision.knows_tokens else 1)
-        self._served[decision.lease] = _Served(claim, decision.knows_tokens)
+        claim, paid = waiter.ticket.claim, max(1, decision.computed_tokens) if decision.knows_tokens else 1
+        self.queue.charge(claim, paid)
+        self._served[decision.lease] = Served(claim, decision.knows_tokens, paid)
         waiter.decision.set_result(decision)
 
     def _fits(self, pool: Pool) -> bool:

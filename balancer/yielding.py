@@ -24,7 +24,7 @@ DEFAULT_CLASSES: Final = ClassWeights()
 
 
 class Yielding:
-    """Changes with every ``charge``."""
+    """Changes with every ``charge`` and ``give_back``."""
 
     def __init__(self, weights: Mapping[str, float], classes: ClassWeights = DEFAULT_CLASSES) -> None:
         """``weights`` are those of tenants, 1 without one; what they were given counts less in a class of more weight."""
@@ -48,6 +48,12 @@ class Yielding:
             least = sorted(self._given, key=lambda each: self._now(each, now))
             for each in least[: MAX_TENANTS // 10]:
                 del self._given[each]
+
+    def give_back(self, tenant: str, seconds: float, charged_at: float, now: float) -> None:
+        """Nothing was computed of what was charged then."""
+        if tenant in self._given:
+            left = seconds / self._weights.get(tenant, 1.0) * math.exp((charged_at - now) / MEMORY_SECONDS)
+            self._given[tenant] = max(0.0, self._now(tenant, now) - left), now
 
     def _now(self, tenant: str, now: float) -> float:
         given, at = self._given.get(tenant, (0.0, now))

@@ -189,7 +189,7 @@ class _Play(Course):
     def _look(self, now: float, gateway: int) -> None:
         """Who was held at this gateway goes on, if it is time; whoever it was held for may be gone."""
         router = self._gateways[gateway]
-        for lease in router.stranded():
+        for lease in router.stranded(now):
             held = self._held.pop((gateway, lease))
             router.release(lease, Outcome.CANCELLED, now)
             self._push(now, self._arrive, held.request, held.attempt, held.came)

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from balancer import line_file, snapshot_file
 from balancer import settings as settings_module
+from balancer.arms import in_words
 from balancer.commands import Command
 from balancer.commands.descriptors import raise_limit
 from balancer.commands.listening import add_log_flags, bind, bind_many, url_of
@@ -53,7 +54,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1, this machine only)")
     parser.add_argument("--port", type=int, help="port to listen on (default 8080)")
     parser.add_argument("--processes", type=int, metavar="N", help="gateways, each a process (default 1)")
-    parser.add_argument("--policy", metavar="NAME", help="routing policy (default predicted_ttft)")
+    parser.add_argument(
+        "--policy",
+        metavar="NAME",
+        help="routing policy (default predicted_ttft); module:Class for one of your own, importable from here",
+    )
     parser.add_argument("--max-body-bytes", type=int, metavar="N", help="largest request body (default 64 MiB)")
     parser.add_argument("--max-blocks", type=int, metavar="N", help="most blocks in the index (default 25 million)")
     parser.add_argument(
@@ -104,13 +109,7 @@ def _supervise(settings: Settings, args: argparse.Namespace) -> int:
         supervisor = Supervisor(settings, lambda: read_settings(args), listeners, logs, args.startup_timeout)
 
         def served() -> None:
-            log.info(
-                "listening on %s with policy %s, %s, %d processes",
-                url_of(listeners[0], is_secure=settings.tls.cert_file is not None),
-                settings.policy.name,
-                counted(len(settings.replicas), "endpoint"),
-                settings.server.processes,
-            )
+            log.info("%s", _listens(url_of(listeners[0], is_secure=settings.tls.cert_file is not None), settings))
 
         return run_loop(supervisor.run(served))
 
@@ -189,15 +188,18 @@ def _read_file(name: str) -> dict[str, Any]:
 async def _serve(settings: Settings, startup_timeout: float | None) -> None:
     stop = StopSignals()
     async with running(settings, stop) as (service, address):
-        log.info(
-            "listening on %s with policy %s, %s",
-            address,
-            service.router.policy_name,
-            counted(len(settings.replicas), "endpoint"),
-        )
+        log.info("%s", _listens(address, settings))
         if startup_timeout is not None:
             await service.wait_usable(startup_timeout, stop.asked)
         await stop.asked.wait()
+
+
+def _listens(address: str, settings: Settings) -> str:
+    processes = settings.server.processes
+    told = [in_words(settings.policy), counted(len(settings.replicas), "endpoint")]
+    if processes > 1:
+        told.append(f"{processes} processes")
+    return f"listening on {address} with policy {', '.join(told)}"
 
 
 @contextlib.asynccontextmanager
@@ -234,7 +236,10 @@ async def running(settings: Settings, stop: StopSignals | None = None) -> AsyncI
 
 command = Command(
     name="serve",
-    help=f"Route OpenAI requests to the replica that holds most of their prompt. Policies: {', '.join(names())}.",
+    help=(
+        "Route OpenAI requests to the replica that holds most of their prompt. "
+        f"Policies: {', '.join(names())}, or module:Class."
+    ),
     configure=configure,
     run=run,
 )

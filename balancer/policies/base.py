@@ -27,7 +27,10 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Weighing(Protocol):
-    """A policy that can say what it weighs. Optional: it explains choices, and chooses nothing."""
+    """A policy that can say what it weighs. Optional: it explains choices, and chooses nothing.
+
+    ``cost_unit``, where there is one, is the sign of the unit that costs are in, as sentences write it (``s``).
+    """
 
     def costs(self, candidates: Sequence[Candidate], asked: Asked = NOTHING_ASKED, /) -> list[float]:
         """What each candidate costs, in their order: the lowest is chosen."""
@@ -63,6 +66,11 @@ def in_turn(seconds: float, now: float, /) -> float | None:
 def costs_of(policy: Policy, candidates: Sequence[Candidate], asked: Asked = NOTHING_ASKED) -> list[float] | None:
     """What each candidate costs under this policy, or None when it weighs nothing."""
     return policy.costs(candidates, asked) if isinstance(policy, Weighing) else None
+
+
+def unit_of(policy: Policy) -> str:
+    """The sign of the unit of its costs; empty of one that names none."""
+    return str(getattr(policy, "cost_unit", ""))
 
 
 P = TypeVar("P", bound=type[Policy])

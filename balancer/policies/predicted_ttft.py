@@ -27,7 +27,7 @@ way and shortest-first with ageing were found on traces (docs/policies.md).
 
 from collections.abc import Sequence
 from math import exp
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 
@@ -84,6 +84,8 @@ class PredictedTtft(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     feed_tokens: Annotated[int, msgspec.Meta(ge=0)] = DEFAULT_FEED.tokens
     feed_seconds: Seconds = DEFAULT_FEED.seconds
     small_tokens: Annotated[int, msgspec.Meta(ge=0)] = DEFAULT_FEED.small
+
+    cost_unit: ClassVar[str] = "s"
 
     @property
     def feed(self) -> Feed:

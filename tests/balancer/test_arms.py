@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.arms import Arm, Arms, arm, chosen, lot
+from balancer.arms import Arm, Arms, arm, chosen, in_words, lot
 from balancer.core import RouteRequest
 from balancer.errors import ConfigError
 from balancer.leaning import mixed
@@ -116,6 +116,20 @@ def test_the_same_policy_with_other_settings_is_told_apart() -> None:
     assert (made.first.name, made.second.name) == ("cache_aware", "cache_aware(queue_weight=2, doubt=0.5)")
     assert made.shadow.name == "cache_aware()"
     assert made.second.share == 0.1
+
+
+def test_all_that_decide_are_told_with_what_is_set_of_them() -> None:
+    assert in_words(convert({}).policy) == "predicted_ttft"
+    told = {
+        "name": "predicted_ttft",
+        "ageing": "off",
+        "ab": {"name": "cache_aware", "share": 0.025},
+        "shadow": {"name": "cache_aware", "queue_weight": 2, "doubt": 0.5},
+    }
+    assert in_words(convert({"policy": told}).policy) == (
+        'predicted_ttft(ageing="off"), cache_aware for 2.5 % of requests, '
+        "cache_aware(queue_weight=2, doubt=0.5) on paper for 100 %"
+    )
 
 
 def test_without_these_there_is_one_policy() -> None:

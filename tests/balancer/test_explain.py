@@ -7,7 +7,7 @@ from balancer.admission import AdmissionSettings
 from balancer.core import Candidate, Decision, Failure, Fault, Outcome, RouteRequest
 from balancer.explain import NO_SIGNAL, NotAsked, not_asked, seen, tiers, why
 from balancer.fleet import Status
-from balancer.policies.base import costs_of, make
+from balancer.policies.base import costs_of, make, unit_of
 from balancer.router import Router
 from indexer.events import BlockStored
 from indexer.index import ReplicaId
@@ -30,7 +30,7 @@ def told(policy: str, chosen: str, *candidates: Candidate) -> str:
         policy=policy,
         candidates=candidates,
     )
-    return why(decision, costs_of(make(policy), candidates))
+    return why(decision, costs_of(make(policy), candidates), unit_of(make(policy)))
 
 
 @pytest.mark.parametrize(
@@ -61,27 +61,27 @@ def told(policy: str, chosen: str, *candidates: Candidate) -> str:
         (
             "predicted_ttft",
             [candidate("a", prompt=200, speed=100.0), candidate("b", prompt=200, speed=50.0)],
-            "it has the lowest cost, 2; next is b with 4",
+            "it has the lowest cost, 2 s; next is b with 4 s",
         ),
         (
             "predicted_ttft",
             [candidate("a", wait=1.0, speed=100.0), candidate("b", wait=2.0, speed=100.0)],
-            "it has the lowest cost, 2; next is b with 3",
+            "it has the lowest cost, 2 s; next is b with 3 s",
         ),
         (
             "predicted_ttft",
             [candidate("a", speed=100.0), candidate("b", flight=1, speed=100.0)],
-            "it has the lowest cost, 1, as b, and the fewest requests in flight of these",
+            "it has the lowest cost, 1 s, as b, and the fewest requests in flight of these",
         ),
         (
             "predicted_ttft",
             [candidate("a", speed=100.0), candidate("b", flight=1, speed=100.0), candidate("c", speed=100.0)],
-            "it has the lowest cost, 1, as c; chance chose among them",
+            "it has the lowest cost, 1 s, as c; chance chose among them",
         ),
         (
             "predicted_ttft",
             [candidate("a", speed=100.0, lean=3), candidate("b", speed=100.0, lean=1), candidate("c", speed=1.0)],
-            "it has the lowest cost, 1, as b; the prompt leans to it",
+            "it has the lowest cost, 1 s, as b; the prompt leans to it",
         ),
     ],
 )  # fmt: skip

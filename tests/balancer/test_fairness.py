@@ -86,6 +86,26 @@ def test_a_price_that_becomes_known_late_is_paid_late() -> None:
     assert [serve(among, 10) for _ in range(4)] == [other] * 4
 
 
+def test_what_was_not_given_after_all_is_given_back_but_for_turns_that_have_passed() -> None:
+    among = shares(**WEIGHTS)
+    for name in ("a", "b"):
+        among.join(name)
+    assert [serve(among, 100) for _ in range(2)] == ["b", "a"]
+    among.give_back("a", 80)
+    assert list(among) == ["a", "b"]
+    assert serve(among, 90) == "a"
+    assert serve(among, 100) == "b"
+    among.give_back("a", 110)
+    among.charge("a", 60)
+    assert list(among) == ["b", "a"], "it is where the last turn was, and no earlier"
+    among.leave("a")
+    among.give_back("a", 1000)
+    among.give_back("nobody", 1000)
+    among.join("a")
+    assert serve(among, 45) == "a"
+    assert list(among) == ["a", "b"]
+
+
 def test_names_that_went_away_are_forgotten() -> None:
     among = shares()
     for at in range(10_000):

@@ -627,6 +627,14 @@ def test_who_is_given_nothing_while_others_are_is_known_to_be_skipped() -> None:
     )
 
 
+def test_of_one_that_was_found_slow_each_that_went_elsewhere_counts_less() -> None:
+    owner = fleet("a", "b")
+    live(owner, "b").prefill.patience = 4
+    for skipped in (0, 0, 0, 1, 1, 1, 1, 2):
+        owner.acquire(live(owner), 10, 10, 0.0)
+        assert live(owner, "b").skipped == skipped
+
+
 def test_what_an_engine_says_of_its_use_holds_for_a_moment() -> None:
     each = live(fleet("a"))
     each.usage, each.usage_at = 0.9, 100.0

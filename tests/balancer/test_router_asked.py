@@ -192,6 +192,14 @@ def test_one_client_alone_uses_all_replicas() -> None:
     assert min(counts[A], counts[B]) > 30
 
 
+def test_of_one_that_was_found_slow_less_is_told_that_it_was_passed_over() -> None:
+    owner = router(Told())
+    slow = owner.fleet.get(B)
+    assert slow is not None
+    slow.prefill.patience = 2
+    assert [route(owner, request(PROMPT)).candidates[1].skipped for _ in range(5)] == [0, 0, 1, 1, 2]
+
+
 def test_an_explanation_weighs_as_the_choice_did() -> None:
     """A price that depends on how busy the fleet was is that of the moment."""
     owner = router(make("predicted_ttft", {"max_price": 10.0}))
@@ -208,4 +216,4 @@ def test_an_explanation_weighs_as_the_choice_did() -> None:
     decision = route(owner, request(PROMPT))
     assert decision.replica.id == A, "with a price of ten"
     told = explain(decision, owner.policy, request_id="", time=0.0, path="/", model="m", views=owner.caches.views(0.0))
-    assert told.why == "it has the lowest cost, 21.5; next is b with 41", "its wait, its price, another in flight"
+    assert told.why == "it has the lowest cost, 21.5 s; next is b with 41 s", "its wait, its price, another in flight"

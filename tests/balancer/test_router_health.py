@@ -10,6 +10,7 @@ from balancer.errors import Contended, NoReplica
 from balancer.fleet import Drain, Status
 from balancer.policies.cache_aware import CacheAware
 from balancer.policies.least_load import LeastLoad
+from balancer.policies.predicted_ttft import PredictedTtft
 from balancer.policies.round_robin import RoundRobin
 from balancer.router import MAX_REST, Router
 from balancer.slow_start import SlowStartSettings
@@ -132,6 +133,18 @@ def test_nobody_rests_for_ever() -> None:
 
 
 # Draining
+
+
+def test_nobody_who_is_held_for_it_is_sent_while_a_replica_rests() -> None:
+    owner = Router(PredictedTtft(small_tokens=0, feed_tokens=0), "predicted_ttft")
+    owner.put(replica("a"))
+    live = owner.fleet.get(A)
+    assert live is not None
+    live.fix_speed(10.0)
+    first, second = ask(owner), ask(owner)
+    owner.release(first.lease, Outcome.ERROR, 1.0, failure=Failure(Fault.STATUS, 503, retry_after=7.0))
+    assert (owner.dispatch(7.9), owner.stranded(7.9)) == ([], [second.lease])
+    assert (owner.stranded(8.1), owner.dispatch(8.1)) == ([], [second.lease])
 
 
 @pytest.mark.parametrize("why", Drain)

@@ -88,6 +88,25 @@ def test_what_was_slow_and_is_not_seen_is_tried_again() -> None:
     assert slow.factor == 1.0
 
 
+def test_one_that_is_found_slow_again_and_again_needs_a_trial_ever_more_rarely_but_not_for_ever() -> None:
+    model = PrefillModel(1_000)
+    fast, tried = ReplicaSpeed(model), ReplicaSpeed(model)
+
+    def after(seconds: float, now: float) -> int:
+        for _ in range(10):
+            fast.observe(1, 1_000, 0, 0, 1.0, now)
+        tried.observe(1, 1_000, 0, 0, seconds, now)
+        return tried.patience
+
+    assert [after(100.0, at) for at in range(6)] == [2, 4, 8, 16, 16, 16]
+    tried.rest(5 + MEMORY_SECONDS / 4)
+    assert tried.patience == 16
+    tried.rest(10 * MEMORY_SECONDS)
+    assert (tried.factor, tried.patience) == (1.0, 1), "forgotten"
+    assert [after(seconds, 10 * MEMORY_SECONDS) for seconds in (100.0, 5.0, 2.0, 100.0, 1.0)] == [2, 4, 1, 2, 1]
+    assert fast.patience == 1
+
+
 def test_one_observation_is_doubted() -> None:
     replica = ReplicaSpeed(PrefillModel(1_000))
     replica.observe(1, 1_000, 0, 0, 1_000.0, 0.0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from balancer.admission import AdmissionSettings, Claim, Urgency
-from balancer.core import Decision, Outcome, RouteRequest
+from balancer.core import Decision, Failure, Fault, Outcome, RouteRequest, Truth
 from balancer.decisions import NOBODY
 from balancer.errors import NoReplica
 from balancer.fleet import Drain, Status
@@ -44,6 +44,15 @@ class Front:
         request = RouteRequest("m", size_hint=tokens, **changes)
         return asyncio.create_task(self.service.route(request, NOBODY, Claim(tenant, urgency)))
 
+    def leave(self, name: str, how: str) -> None:
+        """The replica can take nothing any more."""
+        if how == "lost":
+            self.service._status(f"http://{name}:8000", Status.LOST)
+        elif how == "drained":
+            self.service.drain(name, Drain.ASKED)
+        else:
+            self.service._forget(ReplicaId(name))
+
     async def answer(self, decision: Decision) -> None:
         self.service.started(decision.lease)
         await self.service.release(decision.lease, Outcome.OK)
@@ -56,6 +65,7 @@ def with_front(check: Callable[[Front], Awaitable[None]], **settings: Any) -> No
         try:
             await check(front)
             assert not len(front.service.turns)
+            assert not len(front.service.waiting.queue)
             assert front.service.router.fleet.open_leases == 0
             assert not front.service.router.fleet.has_held
         finally:
@@ -157,6 +167,26 @@ def test_whose_replica_is_gone_goes_elsewhere(how: str) -> None:
     with_front(check)
 
 
+@pytest.mark.parametrize("has_other", [False, True])
+def test_nobody_is_sent_to_a_replica_that_rests(has_other: bool) -> None:
+    async def check(front: Front) -> None:
+        first, held = await front.ask(10_000), front.ask(200)
+        await settle()
+        if has_other:
+            front.put("b")
+        refusal = Failure(Fault.STATUS, 503, retry_after=0.3)
+        asked_at = time.monotonic()
+        await front.service.release(first.lease, Outcome.ERROR, failure=refusal)
+        await settle()
+        assert held.done() == has_other
+        decision = await held
+        assert decision.replica.id == (B if has_other else A)
+        assert has_other or time.monotonic() >= asked_at + 0.3
+        await front.answer(decision)
+
+    with_front(check)
+
+
 def test_whose_replica_is_left_out_and_the_only_one_is_sent_there() -> None:
     async def check(front: Front) -> None:
         first = await front.ask(10_000)
@@ -189,18 +219,91 @@ def test_a_trial_is_not_held() -> None:
     with_front(check)
 
 
-def test_where_nobody_is_left_that_is_told() -> None:
+@pytest.mark.parametrize("how", ["lost", "drained", "removed"])
+def test_where_nobody_is_left_that_is_told_when_nobody_comes_back(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("balancer.waiting.GRACE_SECONDS", 0.05)
+
     async def check(front: Front) -> None:
         first = await front.ask(10_000)
         second = front.ask(100)
         await settle()
-        front.service.router.set_status(A, Status.LOST)
-        front.service.turns.look()
+        front.leave("a", how)
+        await settle()
+        assert not second.done()
         with pytest.raises(NoReplica):
             await second
         await front.service.release(first.lease, Outcome.UNREACHABLE)
 
     with_front(check)
+
+
+@pytest.mark.parametrize("how", ["lost", "drained", "removed"])
+def test_who_was_held_outlasts_a_moment_without_any_replica_and_keeps_its_turn(how: str) -> None:
+    async def check(front: Front) -> None:
+        first = await front.ask(10_000)
+        long, short, middle = front.ask(5_000), front.ask(100), front.ask(1_000)
+        await settle()
+        front.leave("a", how)
+        await settle()
+        assert (len(front.service.turns), len(front.service.waiting.queue)) == (0, 3)
+        assert front.service.router.fleet.open_leases == 1
+        with pytest.raises(NoReplica):
+            await front.ask(100)
+        assert not any(each.done() for each in (long, short, middle))
+        await front.service.release(first.lease, Outcome.UNREACHABLE)
+        front.put("b")
+        front.service.waiting.look()
+        for each in (short, middle, long):
+            decision = await each
+            assert decision.replica.id == B
+            await settle()
+            assert sum(other.done() for other in (long, short, middle)) == [short, middle, long].index(each) + 1
+            await front.answer(decision)
+        assert len(front.held) == 3
+
+    with_front(check)
+
+
+def test_who_goes_away_while_nobody_is_left_leaves_nothing() -> None:
+    async def check(front: Front) -> None:
+        first = await front.ask(10_000)
+        waiting = [front.ask(100 + at) for at in range(3)]
+        await settle()
+        front.leave("a", "lost")
+        waiting[0].cancel()  # before it waits
+        await settle()
+        assert len(front.service.waiting.queue) == 2
+        waiting[1].cancel()
+        await settle()
+        assert len(front.service.waiting.queue) == 1
+        front.put("b")
+        front.service.waiting.look()
+        waiting[2].cancel()  # in the moment in which its place came
+        await settle()
+        assert all(each.cancelled() for each in waiting)
+        await front.service.release(first.lease, Outcome.UNREACHABLE)
+
+    with_front(check)
+
+
+def test_who_was_held_waits_where_the_others_have_no_place() -> None:
+    async def check(front: Front) -> None:
+        first = await front.ask(10_000)
+        second = front.ask(100)
+        await settle()
+        front.put("b")
+        other = [await front.ask(100, excluded=frozenset({A})) for _ in range(2)]
+        front.leave("a", "lost")
+        await settle()
+        assert len(front.service.waiting.queue) == 1
+        await front.answer(other[0])
+        decision = await second
+        assert decision.replica.id == B
+        for each in (decision, other[1]):
+            await front.answer(each)
+        await front.service.release(first.lease, Outcome.UNREACHABLE)
+
+    with_front(check, admission=AdmissionSettings(max_in_flight=2), feed_tokens=200)
 
 
 def test_who_goes_away_leaves_nothing() -> None:
@@ -217,6 +320,76 @@ def test_who_goes_away_leaves_nothing() -> None:
             await front.answer(await each)
 
     with_front(check)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "cancelled while nobody is left", "refused"])
+def test_a_tenant_is_charged_for_nothing_that_was_not_sent(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("balancer.waiting.GRACE_SECONDS", 0.05 if how == "refused" else 60.0)
+
+    async def check(front: Front) -> None:
+        first = await front.ask(10_000, "large")
+        yielding = front.service.yielding
+        yielding.charge("small", 1.0, time.monotonic())
+        before = yielding.seconds("large", Urgency.NORMAL, time.monotonic())
+        held = [front.ask(1000, "large") for _ in range(5)]
+        await settle()
+        assert len(front.service.turns) == 5
+        assert yielding.seconds("large", Urgency.NORMAL, time.monotonic()) == pytest.approx(before + 50, abs=1)
+        if how != "cancelled":
+            front.leave("a", "lost")
+            await settle()
+        if how != "refused":
+            for each in held:
+                each.cancel()
+        assert len(await asyncio.gather(*held, return_exceptions=True)) == 5
+        assert yielding.seconds("large", Urgency.NORMAL, time.monotonic()) == pytest.approx(before, abs=1)
+        await front.service.release(first.lease, Outcome.ERROR)
+
+    with_front(check)
+
+
+@pytest.mark.parametrize(
+    ("how", "charged"), [("cancelled", [700, -700]), ("moved", [700, 40]), ("waits again", [700, -700, 700, 40])]
+)
+def test_who_had_to_wait_pays_once_for_what_is_sent(how: str, charged: list[int]) -> None:
+    async def check(front: Front) -> None:
+        told: list[float] = []
+        queue = front.service.waiting.queue
+        charge, give_back = queue.charge, queue.give_back
+
+        def note(claim: Claim, tokens: float) -> None:
+            told.append(tokens)
+            charge(claim, tokens)
+
+        def note_back(claim: Claim, tokens: float) -> None:
+            told.append(-tokens)
+            give_back(claim, tokens)
+
+        queue.charge, queue.give_back = note, note_back  # type: ignore[method-assign]
+        first, second = await front.ask(10_000), front.ask(500)
+        await settle()
+        third = front.ask(700, prompt_lengths=(700,))
+        await settle()
+        assert len(queue) == 1
+        second.cancel()
+        await settle()
+        assert (len(queue), len(front.service.turns)) == (0, 1)
+        if how == "cancelled":
+            third.cancel()
+            await settle()
+        else:
+            if how == "moved":
+                front.put("b")
+            front.leave("a", "lost")
+            await settle()
+            front.put("b")
+            decision = await third
+            assert decision.replica.id == B
+            await front.service.release(decision.lease, Outcome.OK, Truth(completion_tokens=40))
+        assert told == charged
+        await front.service.release(first.lease, Outcome.ERROR)
+
+    with_front(check, admission=AdmissionSettings(max_in_flight=2))
 
 
 def test_who_goes_away_in_the_moment_of_its_turn_leaves_nothing() -> None:
@@ -262,12 +435,7 @@ def test_all_who_wait_for_one_that_is_gone_go_elsewhere(how: str) -> None:
         await settle()
         assert len(front.service.turns) == 200
         front.put("b")
-        if how == "lost":
-            front.service._status("http://a:8000", Status.LOST)
-        elif how == "drained":
-            front.service.drain("a", Drain.ASKED)
-        else:
-            front.service._forget(A)
+        front.leave("a", how)
         for each in others:
             decision = await each
             assert decision.replica.id == B

@@ -34,6 +34,18 @@ def test_what_was_given_long_ago_does_not_count() -> None:
     assert owner.seconds("a", NORMAL, MEMORY_SECONDS) == pytest.approx(36.8, abs=0.1)
 
 
+def test_what_was_not_computed_is_given_back_as_much_as_is_left_of_it() -> None:
+    owner = Yielding({"a": 4.0})
+    owner.charge("a", 100.0, 0.0)
+    owner.charge("b", 1.0, 0.0)
+    owner.charge("a", 40.0, MEMORY_SECONDS)
+    owner.give_back("a", 100.0, 0.0, 2 * MEMORY_SECONDS)
+    assert owner.seconds("a", NORMAL, 2 * MEMORY_SECONDS) == pytest.approx(3.68, abs=0.01)
+    owner.give_back("a", 1000.0, 0.0, 2 * MEMORY_SECONDS)
+    owner.give_back("c", 1000.0, 0.0, 2 * MEMORY_SECONDS)
+    assert [owner.seconds(name, NORMAL, 2 * MEMORY_SECONDS) for name in "ac"] == [0.0, 0.0]
+
+
 def test_weights_are_shares() -> None:
     owner = Yielding({"paid": 4.0})
     owner.charge("paid", 8.0, 0.0)

@@ -91,6 +91,22 @@ def test_settings_become_fields() -> None:
             r"policy\.cache_aware: Expected `float` >= 0\.0 - at `\$\.queue_weight`",
         ),
         ("cache_aware", {"doubt": 1.5}, r"policy\.cache_aware: Expected `float` <= 1\.0 - at `\$\.doubt`"),
+        (
+            "predicted_ttft",
+            {"ageing": -1},
+            r"policy\.predicted_ttft: Expected `float` >= 0\.0 - at `\$\.ageing` \(words that it takes: 'off'\); its",
+        ),
+        (
+            "predicted_ttft",
+            {"ageing": "of"},
+            r"Invalid enum value 'of' - at `\$\.ageing` \(words that it takes: 'off'\)",
+        ),
+        (
+            "consistent_hash",
+            {"by": "x"},
+            r"`\$\.by` \(words that it takes: 'session', 'prefix'\); its settings are: by",
+        ),
+        ("predicted_ttft", {"doubt": 2}, r"`\$\.doubt`; its settings are"),
         ("round_robin", {"weight": 1}, r"policy\.weight: round_robin has no such setting; its settings are: none"),
         ("no.such.module:Policy", {}, r"policy\.name: cannot load 'no\.such\.module:Policy'"),
         ("balancer.core:Nobody", {}, r"policy\.name: cannot load 'balancer\.core:Nobody'"),

@@ -239,6 +239,22 @@ def half_as_fast() -> Figures:
 
 
 @scenario
+def far_slower() -> Figures:
+    """One replica is a hundred times slower than the others; 2 and 20 prompts a second that have nothing in common."""
+    figures: Figures = {}
+    for rate, seconds in ((2, 400), (20, 100)):
+        dice, traffic = random.Random(3), Traffic()
+        for each in range(rate * seconds):
+            traffic.ask(each / rate, (f"alone {each}", int(500 * dice.uniform(0.3, 1.7))), answer=30)
+        for name, fleet in (("slow", changed(speeds=(0.01,))), ("well", FLEET)):
+            played = play(traffic, fleet)
+            late = played.those(seconds / 5)
+            figures[f"{rate}.{name}.part_of_requests"] = played.asked(late)[0] / len(late)
+            figures[f"{rate}.{name}.ttft_p99"] = played.ttft(0.99, late)
+    return figures
+
+
+@scenario
 def foreign_load() -> Figures:
     """From 60 to 100 s somebody else has one replica compute 4,000 tokens every 120 ms, more than it can."""
     foreign = [Foreign(0, 60, 100, 0.12, 4000)]

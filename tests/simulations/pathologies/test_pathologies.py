@@ -94,6 +94,13 @@ def test_half_as_fast(figures: Figures) -> None:
     assert figures["learned.ttft_p95"] < 0.5 * figures["round_robin.ttft_p95"]
 
 
+def test_far_slower(figures: Figures) -> None:
+    """It is tried so rarely that next to nobody notices; one that is well again is found all the same (``foreign_load``)."""
+    for rate in (2, 20):
+        assert 0 < figures[f"{rate}.slow.part_of_requests"] < 0.008
+        assert figures[f"{rate}.slow.ttft_p99"] < 1.2 * figures[f"{rate}.well.ttft_p99"]
+
+
 def test_foreign_load(figures: Figures) -> None:
     """Traffic leaves after a handful of requests, and is back when it is over."""
     assert figures["share_before"] > 0.6
