@@ -119,10 +119,15 @@ def unchunk(body: bytes) -> tuple[bytes, bool]:
 async def gateway(
     replicas: Sequence[str | dict[str, Any]], *, wait: bool = True, **sections: Any
 ) -> AsyncIterator[Gateway]:
-    """A gateway before these endpoints, ready when it is given if ``wait``."""
+    """A gateway before these endpoints, ready when it is given if ``wait``.
+
+    Unless a test sets a policy, no request goes somewhere only because nobody went there for a while: who asks again is sent
+    there again, however many came in between.
+    """
     tree: dict[str, Any] = {
         "replicas": [{"url": each} if isinstance(each, str) else each for each in replicas],
         "health": {"interval_seconds": 0.1},
+        "policy": {"trial_seconds": 0.0},
         **sections,
     }
     tree["server"] = {"port": 0, "expose_decisions": True, **sections.get("server", {})}
