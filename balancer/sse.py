@@ -33,6 +33,8 @@ class StreamWatch:
         """Whether the stream carried an error of the engine instead of the rest of the answer."""
         self.is_done = False
         """Whether the stream said that it is complete (``data: [DONE]``, or an event named for it)."""
+        self.has_ended = False
+        """Whether the event that said so has come to its own end, too: nothing is left to come."""
 
     def feed(self, chunk: bytes) -> None:
         if b"\n" not in chunk:
@@ -59,7 +61,10 @@ class StreamWatch:
 
     def _line(self, line: bytes) -> None:
         if not line.startswith(b"data:") or len(line) > MAX_EVENT:
+            if self.is_done and line in (b"", b"\r"):
+                self.has_ended = True
             return
+        self.has_ended = False
         # Searches in the bytes, not a parse: most events say nothing of interest, and there are hundreds in an answer.
         if not self.has_output and not any(kind in line for kind in BEFORE_OUTPUT):
             self.has_output = True

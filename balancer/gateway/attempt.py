@@ -311,6 +311,9 @@ class Attempt(Relay):
         """
         replica, service = self._decision.replica, self._means.service
         has_begun = self.reply.has_begun
+        if has_begun and self._has_said_all():
+            self.received(b"", is_last=True)
+            return
         failure = Failure(fault_of(error, has_begun=has_begun))
         is_too_late = self._is_too_late(error)
         if not is_too_late:
@@ -338,6 +341,11 @@ class Attempt(Relay):
             self._outcome = Outcome.UNREACHABLE
             told = UpstreamFailed(f"replica {replica.id} cannot be reached: {error}", retry_after=2)
         raise Failed(failure, told, may_retry=self._may_retry(failure)) from error
+
+    def _has_said_all(self) -> bool:
+        """Whether nothing lacks of a stream but how HTTP ends it: the client has its answer, whatever became of the replica."""
+        watch = self._watch
+        return isinstance(watch, StreamWatch) and watch.has_ended and not watch.has_failed and self.reply.may_end
 
     def _is_too_late(self, error: ExchangeFailed) -> bool:
         """Whether it has failed because the time of the whole request is over."""

@@ -182,6 +182,11 @@ class Reply:
         self._source = None
         self._client.replied(self)
 
+    @property
+    def may_end(self) -> bool:
+        """Whether the body may end with what was written: it has begun, and nobody has been told how long it is."""
+        return self.has_begun and not self.has_ended and self._framing is not _Framing.LENGTH
+
     def probe(self) -> bool:
         """Send something that says nothing to the client, and return whether that could be done.
 

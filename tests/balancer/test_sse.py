@@ -151,3 +151,18 @@ def test_a_body_over_the_limit_is_not_kept() -> None:
         seen.feed(b"x" * (1 << 20))
     assert seen._chunks == []
     assert seen.truth() == Truth()
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_has_ended_with_its_last_byte_and_not_before(name: str) -> None:
+    whole, _ = STREAMS[name]
+    seen = StreamWatch()
+    for at in range(len(whole)):
+        assert not seen.has_ended, whole[:at]
+        seen.feed(whole[at : at + 1])
+    assert seen.has_ended
+
+
+def test_what_follows_the_end_is_no_end() -> None:
+    assert watch(b"data: [DONE]\r\n\r\n").has_ended
+    assert not watch(b"data: [DONE]\n\n", b'data: {"choices":[]}\n').has_ended

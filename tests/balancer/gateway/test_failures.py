@@ -226,6 +226,28 @@ def test_the_whole_request_has_a_limit_over_all_attempts() -> None:
     with_two(check, timeouts={"total_seconds": 0.15})
 
 
+@pytest.mark.parametrize("end", [Received.reset, Received.close, None], ids=["reset", "closed", "silent"])
+def test_a_stream_that_has_said_all_is_whole_however_its_connection_ends(end: Callable[[Received], None] | None) -> None:
+    async def says_all(request: Received) -> None:
+        request.begin_stream()
+        request.chunk(TOKEN + DONE)
+        await asyncio.sleep(0.01)
+        if end is None:
+            await silent(request)
+        else:
+            end(request)
+
+    async def check(front: Gateway, one: Upstream, two: Upstream) -> None:
+        one.answer = two.answer = says_all
+        async with asyncio.timeout(2):
+            answer = await front.exchange(post(CHAT, BODY))
+        assert split(answer)[2] == TOKEN + DONE
+        assert await front.samples("kvlb_replica_failures_total") == []
+        assert [(labels["outcome"], count) for labels, count in await front.samples("kvlb_requests_total")] == [("ok", 1)]
+
+    with_two(check, timeouts={CHAT: {"idle_seconds": 0.1}})
+
+
 # Replicas that stand still
 
 QUICK_PROBES = {"interval_seconds": 0.05, "timeout_seconds": 0.2, "failures": 2}
