@@ -227,7 +227,9 @@ def test_the_whole_request_has_a_limit_over_all_attempts() -> None:
 
 
 @pytest.mark.parametrize("end", [Received.reset, Received.close, None], ids=["reset", "closed", "silent"])
-def test_a_stream_that_has_said_all_is_whole_however_its_connection_ends(end: Callable[[Received], None] | None) -> None:
+def test_a_stream_that_has_said_all_is_whole_however_its_connection_ends(
+    end: Callable[[Received], None] | None,
+) -> None:
     async def says_all(request: Received) -> None:
         request.begin_stream()
         request.chunk(TOKEN + DONE)
@@ -243,7 +245,9 @@ def test_a_stream_that_has_said_all_is_whole_however_its_connection_ends(end: Ca
             answer = await front.exchange(post(CHAT, BODY))
         assert split(answer)[2] == TOKEN + DONE
         assert await front.samples("kvlb_replica_failures_total") == []
-        assert [(labels["outcome"], count) for labels, count in await front.samples("kvlb_requests_total")] == [("ok", 1)]
+        assert [(labels["outcome"], count) for labels, count in await front.samples("kvlb_requests_total")] == [
+            ("ok", 1)
+        ]
 
     with_two(check, timeouts={CHAT: {"idle_seconds": 0.1}})
 
