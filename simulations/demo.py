@@ -12,6 +12,7 @@ import json
 import math
 import os
 import platform
+import random
 import signal
 import socket
 import sys
@@ -216,13 +217,20 @@ async def _end(processes: list[_Process]) -> None:
         each.said.close()
 
 
+PORTS: Final = range(20_000, 32_000)
+"""Below those that systems take for connections of their own (Linux from 32768 on): who begins again finds its port free."""
+
+
 def free_ports(count: int) -> list[int]:
     """TCP ports of this machine that nobody listens on; all different."""
+    dice, found = random.SystemRandom(), list[int]()
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        while len(found) < count:
+            tried, port = stack.enter_context(socket.socket()), dice.choice(PORTS)
+            with contextlib.suppress(OSError):
+                tried.bind(("127.0.0.1", port))
+                found.append(port)
+    return found
 
 
 # What is shown

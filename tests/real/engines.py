@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from simulations.demo import free_ports as any_ports
 from tests.real.environment import vllm_python
 
 MODEL_NAME: Final = "tiny"
@@ -152,13 +153,11 @@ class RealEngine:
 def free_ports() -> tuple[int, int]:
     """A port for HTTP, and one for events that has another free one 10 above it."""
     while True:
-        with socket.socket() as http, socket.socket() as events, socket.socket() as replay:
-            http.bind(("127.0.0.1", 0))
-            events.bind(("", 0))
-            port: int = events.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                replay.bind(("", port + 10))
-                return http.getsockname()[1], port
+        http, events = any_ports(2)
+        with socket.socket() as replay, contextlib.suppress(OSError):
+            replay.bind(("", events + 10))
+            if http != events + 10:
+                return http, events
 
 
 def start_engine(

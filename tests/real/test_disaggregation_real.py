@@ -7,7 +7,6 @@ import os
 import random
 import re
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 
 from balancer.gateway.legs import Legs
 from indexer.index import ReplicaId
+from simulations.demo import free_ports as any_ports
 from tests.real.engines import BLOCK_SIZE, MODEL_NAME, RealEngine, start_engine
 from tests.real.environment import transfer_python, vllm_python
 from tests.support.gateways import Gateway, gateway
@@ -151,12 +151,7 @@ def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def free_port() -> int:
-    """A port that nobody uses, of those that no system gives away by itself: engines that transfer take dozens of these."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as free, contextlib.suppress(OSError):
-            free.bind(("", port))
-            return port
+    return any_ports(1)[0]
 
 
 def figure(engine: RealEngine, name: str, **labels: str) -> float:
