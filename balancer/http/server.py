@@ -41,6 +41,9 @@ HANDSHAKE_SECONDS: Final = 10.0
 FAREWELL_SECONDS: Final = 1.0
 """How long a request that is given up has to tell its client."""
 
+NEW_SECONDS: Final = 2.0
+"""How long a server that ends waits for the first request of a connection: it is on its way, and has not been answered anywhere."""
+
 App: TypeAlias = Callable[[Request, Reply], Coroutine[Any, Any, None] | None]
 
 
@@ -148,6 +151,7 @@ class Connection(asyncio.Protocol):
         "_half_closed",
         "_is_finishing",
         "_is_lingering",
+        "_is_new",
         "_loop",
         "_reader",
         "_refusal",
@@ -187,6 +191,7 @@ class Connection(asyncio.Protocol):
         self._running = 0  # coroutines that have not ended, the one of an answer that is written included
         self._is_lingering = False
         self._is_finishing = False
+        self._is_new = True  # nothing has come yet
         self.is_closed = False
 
     @property
@@ -216,7 +221,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader
-        had_begun = reader.has_begun
+        had_begun, self._is_new = reader.has_begun, False
         try:
             reader.feed(data)
         except RequestError as error:
@@ -381,6 +386,8 @@ class Connection(asyncio.Protocol):
             return math.inf  # the time is ours, not the client's
         if self._reader.has_begun:
             return self._since + limits.read_seconds + self._reader.body_bytes / limits.min_bytes_per_second
+        if self._is_finishing and self._is_new:
+            return self._since + min(NEW_SECONDS, limits.idle_seconds)
         return self._since + limits.idle_seconds
 
     def expire(self) -> None:
@@ -392,9 +399,9 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def finish(self) -> None:
-        """No further request is taken; an answer under way ends first."""
+        """No further request is taken; one that is under way or on its way has its answer first."""
         self._is_finishing = True
-        if self._reply is None and not self._waiting:
+        if self._reply is None and not (self._waiting or self._reader.has_begun or self._is_new):
             self._send()
             self.transport.close()
 

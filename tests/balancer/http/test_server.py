@@ -460,7 +460,8 @@ def test_a_stop_lets_answers_end_and_takes_no_more() -> None:
 
     async def check(served: Front) -> None:
         idle_reader, idle_writer = await asyncio.open_connection(*served.address)
-        await eventually(lambda: len(served.server.connections) == 1)
+        idle_writer.write(post("/nope", b"", close=False))
+        await idle_reader.readuntil(b"there is no /nope here")
         answer = asyncio.create_task(served.exchange(post("/slow", b"", close=False)))
         await entered.wait()
         stop = asyncio.create_task(served.server.stop(grace=5))
@@ -473,6 +474,40 @@ def test_a_stop_lets_answers_end_and_takes_no_more() -> None:
         idle_writer.close()
 
     with_server(check, {"/slow": {"POST": slow}})
+
+
+@pytest.mark.parametrize("read", [0, 1, 20, -1])
+def test_a_stop_lets_a_request_come_that_is_on_its_way(read: int) -> None:
+    """A client that has connected sends at once; whatever of it has been read, a closed connection would leave it without a word."""
+
+    async def check(served: Front) -> None:
+        reader, writer = await asyncio.open_connection(*served.address)
+        await eventually(lambda: len(served.server.connections) == 1)
+        whole = post("/echo", b"body", close=False)
+        writer.write(whole[:read])
+        await asyncio.sleep(0.02)
+        stop = asyncio.create_task(served.server.stop(grace=5))
+        await asyncio.sleep(0.05)
+        writer.write(whole[read:])
+        answer = await reader.read()
+        assert split(answer)[0] == "HTTP/1.1 200 OK"
+        assert b"\r\nConnection: close\r\n" in answer
+        await stop
+        writer.close()
+
+    with_server(check)
+
+
+def test_a_stop_does_not_wait_long_for_a_client_that_says_nothing() -> None:
+    async def check(served: Front) -> None:
+        reader, writer = await asyncio.open_connection(*served.address)
+        await eventually(lambda: len(served.server.connections) == 1)
+        stop = asyncio.create_task(served.server.stop(grace=60))
+        assert await reader.read() == b""
+        await stop
+        writer.close()
+
+    with_server(check, idle_seconds=0.4)
 
 
 def test_a_server_that_drains_answers_and_ends_each_connection() -> None:
