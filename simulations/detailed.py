@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from balancer.core import Decision, Outcome, Replica, RouteRequest, Truth
+from balancer.economics.hints import OFFLOADING
 from balancer.errors import RequestError
 from balancer.fleet import Status
 from balancer.policies.base import Policy
@@ -21,6 +22,8 @@ from balancer.router import Router
 from hashing.recipes import Recipe
 from indexer.events import AllBlocksCleared, BlockStored, KVEvent
 from indexer.index import ReplicaId
+from indexer.steps import Apply
+from indexer.wire import Batch
 from simulations.arrivals import Arrivals, scale_to
 from simulations.course import Course
 from simulations.detailed_fleet import DetailedFleet, prefill_speed
@@ -30,11 +33,16 @@ from simulations.keys import TraceKeys
 from simulations.latency import LatencyModel
 from simulations.results import REFUSED, Run
 from simulations.sequences import KeyPrompt
+from simulations.shared_store import NAME, SharedStore, known_store, most_loaded
+from simulations.store import Reader
 from simulations.traces.trace import NO_SESSION, Trace
 
 MODEL: Final = "m"
 TICK_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 1.0
+RELEASE: Final = (0, 32)
+"""Of the engines: where a store's loads are to be chosen, they can be told how much to load."""
+
 ATTEMPTS: Final = 30
 """How often a request is tried again that nobody can take, before it counts as refused."""
 
@@ -63,6 +71,7 @@ class _Sent(msgspec.Struct):
     decision: Decision
     known: int  # leading tokens of the prompt that somebody had computed before
     has_begun: bool = False
+    cached: int = 0  # tokens that the engine says it had, or has loaded
 
 
 class _Held(msgspec.Struct, frozen=True):
@@ -77,7 +86,7 @@ class _Held(msgspec.Struct, frozen=True):
 class _Replica:
     """One engine, and the step that it computes; mutable."""
 
-    __slots__ = ("_latency", "_speed", "busy_seconds", "engine", "life", "name", "number", "sent", "step")
+    __slots__ = ("_latency", "_speed", "busy_seconds", "engine", "life", "name", "number", "reader", "sent", "step")
 
     def __init__(self, number: int, name: ReplicaId, engine: Engine, speed: float, latency: LatencyModel) -> None:
         self.number = number
@@ -87,6 +96,7 @@ class _Replica:
         self.step: ScheduledStep | None = None
         self.sent: dict[str, int] = {}  # engine's id -> request
         self.busy_seconds = 0.0
+        self.reader = Reader()
         self._latency = latency
         self._speed = speed
 
@@ -127,11 +137,14 @@ class _Play(Course):
             async_scheduling=fleet.async_scheduling,
             announce_tokens=False,
         )
+        self._store = (
+            None if fleet.store is None or fleet.store.loads == "never" else SharedStore(fleet.store, fleet.block_size)
+        )
         self._replicas = [
-            _Replica(number, ReplicaId(f"r{number:03}"), Engine(self._config), speed, fleet.latency)
+            _Replica(number, ReplicaId(f"r{number:03}"), Engine(self._config, self._store), speed, fleet.latency)
             for number, speed in enumerate(speeds)
         ]
-        self._gateways = [Router(policy(), name) for _ in range(fleet.gateways)]
+        self._gateways = [self._gateway(policy(), name) for _ in range(fleet.gateways)]
         for replica in self._replicas:
             self._introduce(replica)
         self._open: dict[int, _Sent] = {}
@@ -146,8 +159,11 @@ class _Play(Course):
             self._push(restart.at, self._die, self._replicas[restart.replica], restart.down)
         self._play(self._arrive)
         settings = self._settings
-        told = {key: value for key, value in msgspec.structs.asdict(settings).items() if key not in _STRUCTURED}
+        told = {
+            key: value for key, value in msgspec.structs.asdict(settings).items() if key not in {*_STRUCTURED, "store"}
+        }
         told |= {key: _text(getattr(settings, key)) for key in _STRUCTURED}
+        told |= {} if settings.store is None else {"store": _text(settings.store)}
         busy = [replica.busy_seconds for replica in self._replicas]
         return self._run_of(name, seed, {"model": "detailed", **told}, busy)
 
@@ -216,7 +232,8 @@ class _Play(Course):
         name = f"{request}/{attempt}"
         self._open[request] = _Sent(gateway, decision, self._known(keys, tokens))
         replica.sent[name] = request
-        engine.add(EngineRequest(name, KeyPrompt(tokens, keys), self._trace.outputs[request]))
+        most = most_loaded(decision.hint)
+        engine.add(EngineRequest(name, KeyPrompt(tokens, keys), self._trace.outputs[request], max_load_tokens=most))
         self._run(now, replica)
 
     def _leave(self, now: float, request: int) -> None:
@@ -235,6 +252,15 @@ class _Play(Course):
         seconds = replica.seconds(step)
         replica.busy_seconds += seconds
         self._push(now + seconds, self._stepped, replica, replica.life, step)
+        for name, tokens in step.loads.items():
+            assert self._store is not None, "it is what engines load from"
+            done = replica.reader.load(now, self._store.seconds(tokens))
+            self._push(done, self._loaded, replica, replica.life, name)
+
+    def _loaded(self, now: float, replica: _Replica, life: int, name: str) -> None:
+        if replica.engine is not None and replica.life == life:
+            replica.engine.loaded(name)
+            self._run(now, replica)
 
     def _stepped(self, now: float, replica: _Replica, life: int, step: ScheduledStep) -> None:
         engine = replica.engine
@@ -242,12 +268,17 @@ class _Play(Course):
             return
         replica.step = None
         result = engine.complete(step, _sample)
+        stored: list[KVEvent] = []
         for name, cached in result.cached_tokens.items():
-            self._began(now, replica.sent[name], cached)
+            request = replica.sent[name]
+            self._began(now, request, cached)
+            if self._store is not None:
+                full = self._trace.inputs[request] // self._settings.block_size
+                stored += self._store.put(self._keys.of(request)[:full])
         for name in result.finished:
             self._ended(now, replica.sent.pop(name))
-        if result.events:
-            self._publish(now, replica, result.events)
+        if result.events or stored:
+            self._publish(now, replica, result.events, stored)
         self._run(now, replica)
 
     def _began(self, now: float, request: int, cached: int) -> None:
@@ -256,13 +287,15 @@ class _Play(Course):
         self._gateways[sent.gateway].started(sent.decision.lease, now)
         self._look(now, sent.gateway)
         self._ttfts[request] = now - self._arrivals[request] + self._settings.latency.request
-        self._hits[request] = cached
-        self._explain(request, sent, cached)
+        sent.cached = cached
+        # All of a prompt can be loaded: its last token is computed anew all the same.
+        self._hits[request] = hit = min(cached, self._trace.inputs[request] - 1)
+        self._explain(request, sent, hit)
 
     def _ended(self, now: float, request: int) -> None:
         sent = self._open.pop(request)
         tokens = self._trace.inputs[request]
-        truth = Truth(tokens, self._hits[request], self._trace.outputs[request], "length", 200)
+        truth = Truth(tokens, sent.cached, self._trace.outputs[request], "length", 200)
         self._gateways[sent.gateway].release(sent.decision.lease, Outcome.OK, now, truth)
         self._look(now, sent.gateway)
         now += self._settings.latency.request  # the client has it later than the engine
@@ -272,19 +305,22 @@ class _Play(Course):
 
     # Events
 
-    def _publish(self, now: float, replica: _Replica, events: list[KVEvent]) -> None:
+    def _publish(self, now: float, replica: _Replica, events: list[KVEvent], stored: list[KVEvent]) -> None:
         settings = self._settings
         for event in events:
             if isinstance(event, BlockStored):
                 self._computed.update(event.block_hashes)
         if settings.event_loss and self._dice.random() < settings.event_loss:
             return
-        self._push(now + settings.event_lag, self._hear, replica, replica.life, events)
+        self._push(now + settings.event_lag, self._hear, replica, replica.life, events, stored)
 
-    def _hear(self, now: float, replica: _Replica, life: int, events: list[KVEvent]) -> None:
-        if replica.life == life:
-            for gateway in self._gateways:
+    def _hear(self, now: float, replica: _Replica, life: int, events: list[KVEvent], stored: list[KVEvent]) -> None:
+        """What the engine tells of its cache, and of what it has written into the store, which outlives it."""
+        for gateway in self._gateways:
+            if events and replica.life == life:
                 gateway.caches.apply(replica.name, events)
+            if stored:
+                gateway.caches.stores.observe(NAME, Apply([Batch(now, stored)]))
 
     # Faults
 
@@ -292,6 +328,7 @@ class _Play(Course):
         """The engine is gone; requests that had not begun are sent elsewhere, the others are lost for their clients."""
         lost = list(replica.sent.values())
         replica.engine, replica.step, replica.life = None, None, replica.life + 1
+        replica.reader = Reader()
         replica.sent.clear()
         self._tell_lost(replica)
         for request in lost:
@@ -308,7 +345,7 @@ class _Play(Course):
     def _return(self, now: float, replica: _Replica, life: int) -> None:
         if replica.life != life:  # it has died again meanwhile, and comes back later
             return
-        replica.engine = Engine(self._config)
+        replica.engine = Engine(self._config, self._store)
         for gateway in self._gateways:
             gateway.caches.apply(replica.name, [AllBlocksCleared()])
             gateway.set_status(replica.name, Status.READY)
@@ -319,14 +356,25 @@ class _Play(Course):
 
     # How
 
+    def _gateway(self, policy: Policy, name: str) -> Router:
+        settings = self._settings.store
+        if self._store is None or settings is None:
+            return Router(policy, name)
+        store, economy = known_store(settings, MODEL)
+        return Router(policy, name, stores=[store], economy=economy)
+
     def _introduce(self, replica: _Replica) -> None:
         """The gateways learn of the replica, and that its keys are what they compute."""
+        store = self._settings.store
+        can_be_told = store is not None and store.loads == "mixed"
         described = Replica(
             replica.name,
             f"http://{replica.name}",
             models=(MODEL,),
             recipe=self._recipe,
             num_gpu_blocks=self._settings.blocks + 1,
+            connectors=(OFFLOADING,) if can_be_told else (),
+            release=RELEASE if can_be_told else None,
         )
         for gateway in self._gateways:
             gateway.put(described)

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from simulations.latency import LatencyModel
+from simulations.store import StoreSettings
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -39,6 +40,7 @@ class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         event_loss: share of batches that are lost for good, without the router being told.
         gateways: routers that share the fleet and know nothing of each other; requests come to each in turn.
         restarts: what dies when.
+        store: a shared store, from which replicas load what they do not hold (``simulations.shared_store``).
         knows_speeds: the routers know from the start how fast the replicas are; without it they learn it, as in production.
     """
 
@@ -57,9 +59,12 @@ class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     event_loss: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     gateways: Count = 1
     restarts: tuple[Restart, ...] = ()
+    store: StoreSettings | None = None
     knows_speeds: bool = False
 
     def __post_init__(self) -> None:
+        if self.store is not None and self.store.tokens is not None and self.store.tokens < self.block_size:
+            raise ValueError(f"store.tokens: must be one block ({self.block_size}) at least, got {self.store.tokens}")
         for restart in self.restarts:
             if restart.replica >= self.replicas:
                 raise ValueError(

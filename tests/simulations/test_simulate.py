@@ -225,6 +225,15 @@ def test_the_cheapest_fleet_that_holds_a_target_is_found(trace: str, capsys: pyt
     assert " left" in told.err
 
 
+def test_a_store_behind_engines_is_a_field_like_any_other(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (trace, "--policy", "round_robin", "--replicas", "2", "--blocks", "200", "--no-bounds")
+    stores = '{gbits=400,loads="never"},{gbits=400},{gbits=400,tokens=64}'
+    runs = document(capsys, *words, "--sweep", f"store={stores}")["results"]
+    hits = [each["summary"]["hit"] for each in runs]
+    assert len(hits) == 3
+    assert hits[1] > hits[2] > hits[0] - 1e-9
+
+
 def test_what_nobody_can_hold_is_said(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("plan", trace, "--slo", "ttft_p95=1ms", "--model", "llama-3.1-8b", "--gpu", "h100", "--max-replicas", "8")
     assert run(*words) == 1
