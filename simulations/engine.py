@@ -210,6 +210,7 @@ class Engine:
         self._waiting: deque[_Live] = deque()
         self._loading: dict[str, _Live] = {}  # those that a connector loads blocks for, or has, until they run
         self._coming: set[int] = set()  # keys of blocks that are being loaded
+        self._given_up: dict[str, _Live] = {}  # they have ended, and what is being loaded for them has not come yet
         self._is_stalled = False
         self._running: list[_Live] = []
         self._events: list[KVEvent] = []
@@ -268,9 +269,12 @@ class Engine:
         self._is_stalled = False
 
     def loaded(self, request_id: str) -> None:
-        """What the connector was to load for this request is there; nothing happens if the request is not."""
+        """What the connector was to load for this request is there; nothing happens if nothing was."""
         if (live := self._loading.get(request_id)) is not None:
             self._has_come(live)
+        elif (live := self._given_up.pop(request_id, None)) is not None:
+            self._has_come(live)
+            self._free_blocks(live)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -285,7 +289,7 @@ class Engine:
         if not draft.preempted:
             self._schedule_waiting(draft)
         self._must_flush = False
-        self._is_stalled = bool(self._loading) and not draft.scheduled and not draft.preempted
+        self._is_stalled = bool(self._loading or self._given_up) and not draft.scheduled and not draft.preempted
         return self._dispatch(draft)
 
     def complete(self, step: ScheduledStep, sample: Callable[[str], int]) -> StepResult:
@@ -364,7 +368,8 @@ class Engine:
         assert queued == len(self._live), "a request is in no queue, or in two"
         assert len(self._running) <= self.config.max_num_seqs, "too many requests run"
         assert all(not live.blocks for live in self._waiting), "a waiting request holds blocks"
-        held = {block for live in (*self._running, *self._loading.values()) for block in live.blocks}
+        holders = [*self._running, *self._loading.values(), *self._given_up.values()]
+        held = {block for live in holders for block in live.blocks}
         held.update(block for blocks in self._kept.values() for block in blocks)
         assert len(held) + self._pool.num_free == self._pool.capacity, "a block is neither held nor free"
         for live in self._running:
@@ -651,7 +656,8 @@ class Engine:
         if live.is_running:
             self._running.remove(live)
         elif self._loading.pop(live.id, None) is not None:
-            self._has_come(live)  # vLLM holds its blocks until they are there; nobody waits for them any more
+            if live.coming:  # somebody writes into its blocks
+                self._given_up[live.id] = live
         else:
             self._waiting.remove(live)
         self._is_stalled = False
@@ -659,7 +665,8 @@ class Engine:
     def _release(self, live: _Live, *, is_done: bool = False) -> None:
         if is_done and live.request.keeps_blocks:
             self._kept[live.id], live.blocks = live.blocks, []
-        self._free_blocks(live)
+        if not live.coming:
+            self._free_blocks(live)
         del self._live[live.id]
         self._must_flush = True
 
