@@ -75,6 +75,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
         skip_cache: compute the whole prompt although it may be cached; vLLM does so for ``prompt_logprobs``.
         stop_token_ids: tokens that end the request when they are sampled.
         loaded_tokens: so many of the prompt's first tokens need not be computed: a connector has brought them.
+        remote_tokens: so many of the prompt's first tokens another engine has computed; a connector brings what is not hit.
         max_load_tokens: tokens behind its own hit that the engine's connector may load at most; None for all that it finds.
         keeps_blocks: when it has ended, its blocks are held until ``let_go`` is called for it.
     """
@@ -85,6 +86,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     skip_cache: bool = False
     stop_token_ids: tuple[int, ...] = ()
     loaded_tokens: int = 0
+    remote_tokens: int = 0
     max_load_tokens: int | None = None
     keeps_blocks: bool = False
 
@@ -138,6 +140,7 @@ class _Live:
         "coming",
         "drops_stale",
         "id",
+        "is_loading",
         "is_running",
         "is_unreported",
         "limit",
@@ -166,7 +169,8 @@ class _Live:
         self.is_running = False
         self.was_preempted = False
         self.cached_tokens = 0
-        self.coming: Sequence[int] = ()  # keys of blocks that are being loaded
+        self.is_loading = False  # something is on its way into its blocks
+        self.coming: Sequence[int] = ()  # keys of those that others wait for, too
         self.is_unreported = True
 
     @property
@@ -289,7 +293,8 @@ class Engine:
         if not draft.preempted:
             self._schedule_waiting(draft)
         self._must_flush = False
-        self._is_stalled = bool(self._loading or self._given_up) and not draft.scheduled and not draft.preempted
+        holds = self._loading or self._given_up or self._kept  # whose end is not ours to bring about
+        self._is_stalled = bool(holds) and not draft.scheduled and not draft.preempted
         return self._dispatch(draft)
 
     def complete(self, step: ScheduledStep, sample: Callable[[str], int]) -> StepResult:
@@ -325,8 +330,8 @@ class Engine:
         """Whether the engine would take a step by itself.
 
         A step is also due after the last request has ended, with nothing to compute: it tells the workers. Events that are
-        queued while this is false wait for the next request. While nobody can go on before something is loaded, vLLM takes
-        empty steps; here it is false then.
+        queued while this is false wait for the next request. While nobody can go on before something is loaded or let go, vLLM
+        takes empty steps; here it is false then.
         """
         return (bool(self._live) and not self._is_stalled) or self._must_flush
 
@@ -432,7 +437,7 @@ class Engine:
             if loadable:
                 if not self._begin_load(live, hits, loadable):
                     break
-                draft.loads[live.id] = loadable * self._block_size
+                draft.loads[live.id] = loadable
                 continue
             num_tokens = self._admit(live, hits, draft.budget)
             if not num_tokens:
@@ -466,10 +471,14 @@ class Engine:
         return num_new
 
     def _find_loads(self, live: _Live, num_hits: int) -> int | None:
-        """Blocks behind its hit that the connector can load, as vLLM's OffloadingConnector counts them: all full ones.
+        """Tokens behind its hit that a connector can load: of another engine, once, all; else full blocks.
 
-        None while some of them are being loaded for another request: it waits for them, and hits them then.
+        vLLM's NixlConnector and OffloadingConnector count them so. None while some of these blocks are being loaded for
+        another request: it waits for them, and hits them then.
         """
+        if live.request.remote_tokens and not live.was_preempted:
+            return max(0, min(live.request.remote_tokens, live.sequence.num_tokens) - num_hits * self._block_size)
+        live.coming = ()
         if self._connector is None or not self._reads_cache(live):
             return 0
         last = live.sequence.num_tokens // self._block_size
@@ -480,15 +489,17 @@ class Engine:
         found = self._connector.reach(live.sequence.keys, num_hits, last)
         if found and not self._coming.isdisjoint(live.sequence.keys[num_hits : num_hits + found]):
             return None
-        return found
+        live.coming = live.sequence.keys[num_hits : num_hits + found]
+        return found * self._block_size
 
-    def _begin_load(self, live: _Live, hits: list[int], count: int) -> bool:
+    def _begin_load(self, live: _Live, hits: list[int], tokens: int) -> bool:
         """Give the head of the waiting requests the blocks that are loaded for it. Returns whether they fit.
 
         It makes no headway while it holds them, and is not preempted: so it must leave enough for those that have begun.
         """
         num_hits, num_tokens = len(hits), live.sequence.num_tokens
-        num_ready = (num_hits + count) * self._block_size
+        num_ready = num_hits * self._block_size + tokens
+        count = self._num_blocks(num_ready) - num_hits
         if not live.was_preempted:
             live.cached_tokens = num_ready
         free = self._pool.num_free - self._pool.count_free(hits)
@@ -501,9 +512,9 @@ class Engine:
         live.blocks = hits + blocks
         live.num_cached_blocks = num_hits
         live.num_computed = num_ready
-        live.coming = live.sequence.keys[num_hits : num_hits + count]
+        live.is_loading = True
         self._coming.update(live.coming)
-        self.loaded_tokens += count * self._block_size
+        self.loaded_tokens += tokens
         self._waiting.popleft()
         self._loading[live.id] = live
         self._count_lookup(live, num_hits * self._block_size)
@@ -516,7 +527,7 @@ class Engine:
 
     def _has_come(self, live: _Live) -> None:
         self._coming.difference_update(live.coming)
-        live.coming = ()
+        live.is_loading, live.coming = False, ()
         self._is_stalled = False
 
     def _schedule_loaded(self, draft: _Draft) -> bool:
@@ -524,7 +535,7 @@ class Engine:
         for live in list(self._loading.values()):
             if not self._has_room(draft):
                 return False
-            if live.coming:
+            if live.is_loading:
                 continue
             num_tokens = self._resume(live, draft.budget)
             if not num_tokens:
@@ -656,7 +667,7 @@ class Engine:
         if live.is_running:
             self._running.remove(live)
         elif self._loading.pop(live.id, None) is not None:
-            if live.coming:  # somebody writes into its blocks
+            if live.is_loading:  # somebody writes into its blocks
                 self._given_up[live.id] = live
         else:
             self._waiting.remove(live)
@@ -665,7 +676,7 @@ class Engine:
     def _release(self, live: _Live, *, is_done: bool = False) -> None:
         if is_done and live.request.keeps_blocks:
             self._kept[live.id], live.blocks = live.blocks, []
-        if not live.coming:
+        if not live.is_loading:
             self._free_blocks(live)
         del self._live[live.id]
         self._must_flush = True

@@ -118,8 +118,9 @@ def with_hardware(model: Kind, hardware: Hardware | None, fleet: Mapping[str, An
     found = estimate(hardware)
     if not {"blocks", CACHE} & made.keys():
         made[CACHE] = found.cache_tokens
-    if isinstance(store := made.get("store"), dict):
-        made["store"] = {"token_bytes": found.kv_bytes, **store}
+    for field in ("store", "disaggregation"):
+        if isinstance(moved := made.get(field), dict):
+            made[field] = {"token_bytes": found.kv_bytes, **moved}
     if model == "simple":
         made.setdefault("prefill_tps", found.prefill_tps)
         made.setdefault("decode_seconds", found.latency.overhead + found.latency.weights)

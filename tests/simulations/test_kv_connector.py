@@ -177,6 +177,46 @@ def test_a_request_that_ends_while_it_loads_leaves_nothing_behind_when_that_is_d
     assert engine.kv_cache_usage == 0
 
 
+def test_what_another_engine_has_computed_is_loaded_to_its_last_token() -> None:
+    engine = make_engine(Shelf())
+    engine.add(ask("first", range(9)))
+    step(engine)
+    engine.add(ask("a", range(22), remote_tokens=22))
+    assert step(engine)[0].loads == {"a": 14}, "all but what it holds"
+    assert engine.kv_cache_usage == pytest.approx(6 / 40)
+    engine.loaded("a")
+    scheduled, result = step(engine)
+    assert scheduled.num_scheduled_tokens == {"a": 1}
+    assert stored(result.events) == keys_of(range(20))[2:]
+
+
+def test_what_another_engine_has_computed_is_loaded_once() -> None:
+    """Of 10 blocks the two need 12: the second one is preempted, and computes anew what is no longer kept for it."""
+    engine = make_engine(Shelf(), num_blocks=10)
+    engine.add(ask("a", range(16), 20))
+    engine.add(ask("b", range(100, 116), 8, remote_tokens=16))
+    assert step(engine)[0].loads == {"b": 16}
+    engine.loaded("b")
+    loads, preempted = list[str](), list[str]()
+    for _ in range(40):
+        scheduled, _ = step(engine)
+        loads += scheduled.loads
+        preempted += scheduled.preempted
+    assert (loads, preempted, engine.is_idle) == ([], ["b"], True)
+
+
+def test_while_blocks_are_kept_nobody_waits_for_them_in_vain() -> None:
+    engine = make_engine(Shelf(), num_blocks=6)
+    engine.add(ask("kept", range(20), keeps_blocks=True))
+    step(engine)
+    engine.add(ask("waits", range(100, 120)))
+    step(engine)
+    before = engine.has_work
+    engine.let_go("kept")
+    assert (before, engine.has_work) == (False, True)
+    assert list(step(engine)[1].tokens) == ["waits"]
+
+
 def test_who_skips_the_cache_loads_nothing() -> None:
     engine = make_engine(Shelf(range(20)))
     engine.add(ask("a", range(22), skip_cache=True))

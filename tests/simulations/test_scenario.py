@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from balancer.errors import ConfigError
-from simulations.detailed_fleet import DetailedFleet, Restart
+from simulations.detailed_fleet import DetailedFleet, Disaggregation, Restart
 from simulations.scenario import DEFAULT_POLICIES, Kind, Scenario, cases, fleet_of, load, number_of, sweep_of
 from simulations.simple import SimpleFleet
 from simulations.store import StoreSettings
@@ -86,6 +86,22 @@ store = [{{ gbits = 25, loads = "always" }}, {{ token_bytes = 7.0 }}]
 """
     stores = [case.fleet.store for case in cases(load(written(tmp_path, text)))]
     assert stores == [StoreSettings(25.0, loads="always", token_bytes=131_072.0), StoreSettings(token_bytes=7.0)]
+
+
+def test_prefill_and_decode_apart_are_the_detailed_models_own_and_weigh_what_the_hardware_says(tmp_path: Path) -> None:
+    text = """
+model = "detailed"
+hardware = { model = "llama-3.1-8b", gpu = "h100", kv_bytes = 1.0 }
+policies = ["random"]
+fleet.disaggregation = { prefill = 3, gbits = 25 }
+"""
+    (case,) = cases(load(written(tmp_path, text)))
+    assert isinstance(case.fleet, DetailedFleet)
+    assert case.fleet.disaggregation == Disaggregation(3, 25.0, token_bytes=65_536.0)
+    with pytest.raises(ConfigError, match=r"^fleet\.disaggregation: .*; the detailed model has it$"):
+        cases(load(written(tmp_path, text.replace('"detailed"', '"simple"'))))
+    with pytest.raises(ConfigError, match=r"^fleet\.disaggregation\.prefill: must leave one of 3 replicas to answer"):
+        cases(load(written(tmp_path, text + "fleet.replicas = 3")))
 
 
 def test_room_in_a_store_is_a_number_with_a_letter_and_the_detailed_models_own() -> None:
