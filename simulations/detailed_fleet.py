@@ -1,13 +1,14 @@
 """A fleet of the detailed model: what it is made of, and what may happen to it.
 
-Knows settings, and how quick a replica is by them. Never knows a trace or a run (``simulations.detailed``).
+Knows settings, and how quick a replica is by them. Never knows a trace or a run (``simulations.detailed_play``).
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from simulations.latency import LatencyModel
+from simulations.store import StoreSettings
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -20,6 +21,26 @@ class Restart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at: NotNegative
     replica: Annotated[int, msgspec.Meta(ge=0)]
     down: NotNegative = 60.0
+
+
+class Disaggregation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Prefill and decode apart: the first ``prefill`` replicas compute prompts for the others, which answer.
+
+    Attributes:
+        prefill: how many of the replicas.
+        gbits: 10^9 bits of data that one decode replica receives a second.
+        latency: seconds until the first byte.
+        token_bytes: of a token in a cache.
+        splits: ``quicker``: what is split is what is quicker so, as production decides; ``always``: every prompt.
+        answer_weight: as in ``balancer.disaggregation.settings``.
+    """
+
+    prefill: Count
+    gbits: Positive = 100.0
+    latency: NotNegative = 0.001
+    token_bytes: Positive = 131_072.0
+    splits: Literal["quicker", "always"] = "quicker"
+    answer_weight: NotNegative = 1.0
 
 
 class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,6 +60,8 @@ class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         event_loss: share of batches that are lost for good, without the router being told.
         gateways: routers that share the fleet and know nothing of each other; requests come to each in turn.
         restarts: what dies when.
+        store: a shared store, from which replicas load what they do not hold (``simulations.shared_store``).
+        disaggregation: prefill and decode replicas (``simulations.disaggregated``); without restarts and without a store.
         knows_speeds: the routers know from the start how fast the replicas are; without it they learn it, as in production.
     """
 
@@ -57,9 +80,21 @@ class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     event_loss: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     gateways: Count = 1
     restarts: tuple[Restart, ...] = ()
+    store: StoreSettings | None = None
+    disaggregation: Disaggregation | None = None
     knows_speeds: bool = False
 
     def __post_init__(self) -> None:
+        if self.store is not None and self.store.tokens is not None and self.store.tokens < self.block_size:
+            raise ValueError(f"store.tokens: must be one block ({self.block_size}) at least, got {self.store.tokens}")
+        if self.disaggregation is not None:
+            if self.disaggregation.prefill >= self.replicas:
+                raise ValueError(
+                    f"disaggregation.prefill: must leave one of {self.replicas} replicas to answer at least, "
+                    f"got {self.disaggregation.prefill}"
+                )
+            if self.restarts or self.store is not None:
+                raise ValueError("disaggregation: is not played with restarts or a store yet; leave either out")
         for restart in self.restarts:
             if restart.replica >= self.replicas:
                 raise ValueError(

@@ -22,6 +22,7 @@ from balancer.economics.verdict import Verdict, judge
 from balancer.errors import ConfigError
 from balancer.model_files import read_config
 from simulations.hardware.estimate import COMPUTE_SHARE, Hardware, Model, device_named, estimate, model_named, models
+from simulations.latency import LatencyModel
 from simulations.report.figures import duration
 
 DEFAULT_MODELS: Final = ("qwen2.5-1.5b", "llama-3.1-8b", "llama-3.1-70b")
@@ -103,7 +104,10 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: a flag, or a file that cannot be used.
     """
     _check(args)
-    links = {name: _link(name, args.setup_ms / 1000) for name in args.link or DEFAULT_LINKS}
+    links = {
+        name: msgspec.structs.replace(link_of("--link", name), setup=args.setup_ms / 1000)
+        for name in args.link or DEFAULT_LINKS
+    }
     sized = [_sized(name, args) for name in args.model or DEFAULT_MODELS]
     rows = [
         _row(each, precision, name, link, args.tokens)
@@ -129,16 +133,19 @@ def _check(args: argparse.Namespace) -> None:
             raise ConfigError(f"--{flag.replace('_', '-')}: must be a number above 0, got {value}")
 
 
-def _link(name: str, setup: float) -> Link:
+def link_of(flag: str, name: str) -> Link:
+    """A link by its name, or by its rate in Gbit/s; ``flag`` is where that was written.
+
+    Raises:
+        ConfigError: it is neither.
+    """
     try:
         rate = float(name)
     except ValueError:
-        found = link_named("--link", name)
-    else:
-        if not 0 < rate < math.inf:
-            raise ConfigError(f"--link: {name} is not a rate; give a number of Gbit/s above 0")
-        found = network(rate)
-    return msgspec.structs.replace(found, setup=setup)
+        return link_named(flag, name)
+    if not 0 < rate < math.inf:
+        raise ConfigError(f"{flag}: {name} is not a rate; give a number of Gbit/s above 0")
+    return network(rate)
 
 
 # Models
@@ -177,10 +184,13 @@ def _speed(name: str, args: argparse.Namespace) -> tuple[Prefill, str, str]:
             if count in (args.gpus, COUNTS[-1]):
                 raise
             continue
-        latency = found.latency
-        prefill = Prefill(latency.overhead, latency.token, latency.pair, latency.weights)
-        return prefill, f"{count} x {args.gpu.lower()}", found.words
+        return prefill_of(found.latency), f"{count} x {args.gpu.lower()}", found.words
     raise AssertionError("the last one has raised")
+
+
+def prefill_of(latency: LatencyModel) -> Prefill:
+    """A prompt by itself, where steps cost this."""
+    return Prefill(latency.overhead, latency.token, latency.pair, latency.weights)
 
 
 def _sized_by_config(path: Path, args: argparse.Namespace) -> Sized:

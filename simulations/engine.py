@@ -2,16 +2,16 @@
 
 Knows the scheduler and the cache of vLLM 0.32.0 (``vllm/v1/core/sched/{scheduler,async_scheduler}.py``,
 ``vllm/v1/core/kv_cache_manager.py``) for a text model whose layers all have full attention, served first come, first served,
-without speculation and connectors. Never knows what a token means, how long a step takes or how events travel: sampled
-tokens come in as arguments, steps and events go out as values. Between calls a request is waiting (no blocks) or running, and
-steps are completed in the order in which they were scheduled.
+without speculation. Never knows what a token means, how long a step or a load takes or how events travel: sampled tokens come
+in as arguments, steps and events go out as values. Between calls a request is waiting (no blocks), waiting for blocks that a
+connector brings (it holds them already), or running, and steps are completed in the order in which they were scheduled.
 
 A caller without a pipeline alternates ``schedule()`` and ``complete()``, as vLLM does on CPU. With ``async_scheduling``, vLLM's
 default on GPUs, it keeps two steps in flight: it schedules the second before it completes the first.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -19,6 +19,7 @@ import msgspec
 from hashing.recipes import Recipe
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from simulations.block_pool import BlockPool
+from simulations.kv_connector import Connector
 from simulations.latency import Workload
 from simulations.sequences import GROUP, MEDIUM, Prompt
 
@@ -74,6 +75,8 @@ class EngineRequest(msgspec.Struct, frozen=True):
         skip_cache: compute the whole prompt although it may be cached; vLLM does so for ``prompt_logprobs``.
         stop_token_ids: tokens that end the request when they are sampled.
         loaded_tokens: so many of the prompt's first tokens need not be computed: a connector has brought them.
+        remote_tokens: so many of the prompt's first tokens another engine has computed; a connector brings what is not hit.
+        max_load_tokens: tokens behind its own hit that the engine's connector may load at most; None for all that it finds.
         keeps_blocks: when it has ended, its blocks are held until ``let_go`` is called for it.
     """
 
@@ -83,6 +86,8 @@ class EngineRequest(msgspec.Struct, frozen=True):
     skip_cache: bool = False
     stop_token_ids: tuple[int, ...] = ()
     loaded_tokens: int = 0
+    remote_tokens: int = 0
+    max_load_tokens: int | None = None
     keeps_blocks: bool = False
 
 
@@ -94,12 +99,15 @@ class ScheduledStep(msgspec.Struct, frozen=True):
         sampled: ids of the requests that get a token: all but those whose prompt is not finished by this step.
         preempted: ids of the requests that lost their blocks and wait again, first loser first.
         workload: the same in figures, for a latency model.
+        loads: request id to the tokens that its connector begins to load with this step; ``Engine.loaded`` is called for each
+            when they are there.
     """
 
     num_scheduled_tokens: dict[str, int]
     sampled: frozenset[str]
     preempted: tuple[str, ...]
     workload: Workload
+    loads: dict[str, int] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -129,8 +137,10 @@ class _Live:
     __slots__ = (
         "blocks",
         "cached_tokens",
+        "coming",
         "drops_stale",
         "id",
+        "is_loading",
         "is_running",
         "is_unreported",
         "limit",
@@ -159,6 +169,8 @@ class _Live:
         self.is_running = False
         self.was_preempted = False
         self.cached_tokens = 0
+        self.is_loading = False  # something is on its way into its blocks
+        self.coming: Sequence[int] = ()  # keys of those that others wait for, too
         self.is_unreported = True
 
     @property
@@ -170,11 +182,12 @@ class _Live:
 class _Draft:
     """A step while it is being put together; mutable."""
 
-    __slots__ = ("budget", "preempted", "scheduled")
+    __slots__ = ("budget", "loads", "preempted", "scheduled")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.scheduled: dict[str, int] = {}
+        self.loads: dict[str, int] = {}
         self.preempted: list[str] = []
 
     def add(self, request_id: str, num_tokens: int) -> None:
@@ -185,8 +198,9 @@ class _Draft:
 class Engine:
     """A replica; mutable, driven step by step."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, connector: Connector | None = None) -> None:
         self.config = config
+        self._connector = connector
         self.num_preemptions = 0
         self.prefix_cache_queries = (
             0  # tokens looked up at first admissions, and those of them that hit: as vLLM counts
@@ -198,6 +212,10 @@ class Engine:
         self._pool = BlockPool(config.num_gpu_blocks)
         self._live: dict[str, _Live] = {}
         self._waiting: deque[_Live] = deque()
+        self._loading: dict[str, _Live] = {}  # those that a connector loads blocks for, or has, until they run
+        self._coming: set[int] = set()  # keys of blocks that are being loaded
+        self._given_up: dict[str, _Live] = {}  # they have ended, and what is being loaded for them has not come yet
+        self._is_stalled = False
         self._running: list[_Live] = []
         self._events: list[KVEvent] = []
         self._must_flush = False
@@ -222,6 +240,7 @@ class Engine:
             )
         self._live[request.id] = live
         self._waiting.append(live)
+        self._is_stalled = False
 
     def abort(self, request_id: str) -> bool:
         """End a request at once; steps in flight deliver nothing for it. Returns whether it was there."""
@@ -251,6 +270,15 @@ class Engine:
     def let_go(self, request_id: str) -> None:
         """The blocks that a request has kept are free; nothing happens if it has kept none."""
         self._pool.free(reversed(self._kept.pop(request_id, [])))
+        self._is_stalled = False
+
+    def loaded(self, request_id: str) -> None:
+        """What the connector was to load for this request is there; nothing happens if nothing was."""
+        if (live := self._loading.get(request_id)) is not None:
+            self._has_come(live)
+        elif (live := self._given_up.pop(request_id, None)) is not None:
+            self._has_come(live)
+            self._free_blocks(live)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -265,6 +293,8 @@ class Engine:
         if not draft.preempted:
             self._schedule_waiting(draft)
         self._must_flush = False
+        holds = self._loading or self._given_up or self._kept  # whose end is not ours to bring about
+        self._is_stalled = bool(holds) and not draft.scheduled and not draft.preempted
         return self._dispatch(draft)
 
     def complete(self, step: ScheduledStep, sample: Callable[[str], int]) -> StepResult:
@@ -288,6 +318,8 @@ class Engine:
             reason = self._deliver(live, token)
             if reason is not None:
                 finished[request_id] = reason
+        if not step.is_empty:
+            self._is_stalled = False
         events, self._events = self._events, []
         return StepResult(events=events, tokens=tokens, cached_tokens=cached_tokens, finished=finished)
 
@@ -298,9 +330,10 @@ class Engine:
         """Whether the engine would take a step by itself.
 
         A step is also due after the last request has ended, with nothing to compute: it tells the workers. Events that are
-        queued while this is false wait for the next request.
+        queued while this is false wait for the next request. While nobody can go on before something is loaded or let go, vLLM
+        takes empty steps; here it is false then.
         """
-        return bool(self._live) or self._must_flush
+        return (bool(self._live) and not self._is_stalled) or self._must_flush
 
     @property
     def is_idle(self) -> bool:
@@ -313,7 +346,7 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._loading) + len(self._waiting)
 
     @property
     def kv_cache_usage(self) -> float:
@@ -326,7 +359,8 @@ class Engine:
 
     def queues(self) -> tuple[list[str], list[str], list[int]]:
         """Ids of the running and of the waiting requests, and the free blocks; each in order, next one first."""
-        return [live.id for live in self._running], [live.id for live in self._waiting], self._pool.free_queue()
+        waiting = [*self._loading.values(), *self._waiting]
+        return [live.id for live in self._running], [live.id for live in waiting], self._pool.free_queue()
 
     def check(self) -> None:
         """Verify what must hold between calls.
@@ -335,10 +369,12 @@ class Engine:
             AssertionError: it does not hold.
         """
         self._pool.check()
-        assert len(self._running) + len(self._waiting) == len(self._live), "a request is in no queue, or in two"
+        queued = len(self._running) + len(self._waiting) + len(self._loading)
+        assert queued == len(self._live), "a request is in no queue, or in two"
         assert len(self._running) <= self.config.max_num_seqs, "too many requests run"
         assert all(not live.blocks for live in self._waiting), "a waiting request holds blocks"
-        held = {block for live in self._running for block in live.blocks}
+        holders = [*self._running, *self._loading.values(), *self._given_up.values()]
+        held = {block for live in holders for block in live.blocks}
         held.update(block for blocks in self._kept.values() for block in blocks)
         assert len(held) + self._pool.num_free == self._pool.capacity, "a block is neither held nor free"
         for live in self._running:
@@ -380,24 +416,38 @@ class Engine:
         self._grow(live, needed, live.num_computed + num_tokens)
         return True
 
+    def _has_room(self, draft: _Draft) -> bool:
+        return draft.budget > 0 and len(self._running) < self.config.max_num_seqs
+
     def _schedule_waiting(self, draft: _Draft) -> None:
         blocked: list[_Live] = []
-        while self._waiting and draft.budget > 0 and len(self._running) < self.config.max_num_seqs:
+        if not self._schedule_loaded(draft):
+            return
+        while self._waiting and self._has_room(draft):
             live = self._waiting[0]
             # Async: a token in flight from before the preemption still counts, so resuming must wait until it is there.
             if live.num_stale and not live.drops_stale:
                 blocked.append(self._waiting.popleft())
                 continue
-            num_tokens = self._admit(live, draft.budget)
+            hits = self._find_hits(live)
+            loadable = self._find_loads(live, len(hits))
+            if loadable is None:
+                blocked.append(self._waiting.popleft())
+                continue
+            if loadable:
+                if not self._begin_load(live, hits, loadable):
+                    break
+                draft.loads[live.id] = loadable
+                continue
+            num_tokens = self._admit(live, hits, draft.budget)
             if not num_tokens:
                 break
             draft.add(live.id, num_tokens)
         self._waiting.extendleft(reversed(blocked))
 
-    def _admit(self, live: _Live, budget: int) -> int:
+    def _admit(self, live: _Live, hits: list[int], budget: int) -> int:
         """Move the head of the waiting requests to the running ones. Returns the tokens to compute, 0 if it does not fit."""
         num_tokens = live.sequence.num_tokens
-        hits = self._find_hits(live)
         num_hit = len(hits) * self._block_size
         if not live.was_preempted:
             live.cached_tokens = num_hit
@@ -418,6 +468,95 @@ class Engine:
         self._running.append(live)
         live.is_running = True
         self._count_lookup(live, num_hit)
+        return num_new
+
+    def _find_loads(self, live: _Live, num_hits: int) -> int | None:
+        """Tokens behind its hit that a connector can load: of another engine, once, all; else full blocks.
+
+        vLLM's NixlConnector and OffloadingConnector count them so. None while some of these blocks are being loaded for
+        another request: it waits for them, and hits them then.
+        """
+        if live.request.remote_tokens and not live.was_preempted:
+            return max(0, min(live.request.remote_tokens, live.sequence.num_tokens) - num_hits * self._block_size)
+        live.coming = ()
+        if self._connector is None or not self._reads_cache(live):
+            return 0
+        last = live.sequence.num_tokens // self._block_size
+        if live.request.max_load_tokens is not None:
+            last = min(last, num_hits + live.request.max_load_tokens // self._block_size)
+        if last <= num_hits:
+            return 0
+        found = self._connector.reach(live.sequence.keys, num_hits, last)
+        if found and not self._coming.isdisjoint(live.sequence.keys[num_hits : num_hits + found]):
+            return None
+        live.coming = live.sequence.keys[num_hits : num_hits + found]
+        return found * self._block_size
+
+    def _begin_load(self, live: _Live, hits: list[int], tokens: int) -> bool:
+        """Give the head of the waiting requests the blocks that are loaded for it. Returns whether they fit.
+
+        It makes no headway while it holds them, and is not preempted: so it must leave enough for those that have begun.
+        """
+        num_hits, num_tokens = len(hits), live.sequence.num_tokens
+        num_ready = num_hits * self._block_size + tokens
+        count = self._num_blocks(num_ready) - num_hits
+        if not live.was_preempted:
+            live.cached_tokens = num_ready
+        free = self._pool.num_free - self._pool.count_free(hits)
+        must_fit = num_tokens if self.config.reserve_full_prompt else num_ready
+        if self._num_blocks(must_fit) - num_hits > free or count > free - self._reserved():
+            return False
+        self._pool.reference(hits)
+        blocks, evicted = self._pool.allocate(count)
+        self._events.extend(_removed(evicted))
+        live.blocks = hits + blocks
+        live.num_cached_blocks = num_hits
+        live.num_computed = num_ready
+        live.is_loading = True
+        self._coming.update(live.coming)
+        self.loaded_tokens += tokens
+        self._waiting.popleft()
+        self._loading[live.id] = live
+        self._count_lookup(live, num_hits * self._block_size)
+        return True
+
+    def _reserved(self) -> int:
+        """Blocks that those still need who have begun and have more than their newest token to compute."""
+        begun = [*self._loading.values(), *[live for live in self._running if live.num_missing > 1]]
+        return sum([self._num_blocks(live.sequence.num_tokens) - len(live.blocks) for live in begun])
+
+    def _has_come(self, live: _Live) -> None:
+        self._coming.difference_update(live.coming)
+        live.is_loading, live.coming = False, ()
+        self._is_stalled = False
+
+    def _schedule_loaded(self, draft: _Draft) -> bool:
+        """Those whose blocks are there go on before all that wait. Returns whether these may be looked at."""
+        for live in list(self._loading.values()):
+            if not self._has_room(draft):
+                return False
+            if live.is_loading:
+                continue
+            num_tokens = self._resume(live, draft.budget)
+            if not num_tokens:
+                return False
+            draft.add(live.id, num_tokens)
+        return True
+
+    def _resume(self, live: _Live, budget: int) -> int:
+        """What was loaded is cached now, and the request runs. Returns the tokens to compute, 0 if it does not fit."""
+        num_tokens = live.sequence.num_tokens
+        self._cache_full_blocks(live, live.num_computed)
+        live.num_computed = min(live.num_computed, num_tokens - 1)  # the last one is always computed, for its logits
+        num_new = min(num_tokens - live.num_computed, budget)
+        must_fit = num_tokens if self.config.reserve_full_prompt else live.num_computed + num_new
+        if self._num_blocks(must_fit) - len(live.blocks) > self._pool.num_free:
+            return 0
+        ready = live.num_computed + num_new
+        self._grow(live, self._num_blocks(ready) - len(live.blocks), ready)
+        del self._loading[live.id]
+        self._running.append(live)
+        live.is_running = True
         return num_new
 
     def _reads_cache(self, live: _Live) -> bool:
@@ -457,6 +596,7 @@ class Engine:
             sampled=frozenset(sampled),
             preempted=tuple(draft.preempted),
             workload=Workload(prefill_tokens, prefill_pairs, decode_requests, decode_context),
+            loads=draft.loads,
         )
 
     # -- blocks --------------------------------------------------------------------------------------------------------
@@ -526,13 +666,18 @@ class Engine:
     def _leave_queue(self, live: _Live) -> None:
         if live.is_running:
             self._running.remove(live)
+        elif self._loading.pop(live.id, None) is not None:
+            if live.is_loading:  # somebody writes into its blocks
+                self._given_up[live.id] = live
         else:
             self._waiting.remove(live)
+        self._is_stalled = False
 
     def _release(self, live: _Live, *, is_done: bool = False) -> None:
         if is_done and live.request.keeps_blocks:
             self._kept[live.id], live.blocks = live.blocks, []
-        self._free_blocks(live)
+        if not live.is_loading:
+            self._free_blocks(live)
         del self._live[live.id]
         self._must_flush = True
 

@@ -2,27 +2,31 @@
 
 Knows flags, hardware, prices and targets, and what is shown. Never knows how a trace is played (``simulations.grid``) or how
 the least number of replicas is found (``simulations.planning``). It is searched for with the simple model, which is quick, and
-the best is looked at again with the detailed one, which is not.
+the best is looked at again with the detailed one, which is not. With the price of a shared store, fleets with one and without
+are looked for, and what lies between them is told (``simulations.moving``).
 """
 
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from balancer.commands import Command
+from balancer.economics.links import Link
 from balancer.errors import BalancerError, ConfigError
 from balancer.words import counted
 from simulations.detailed_fleet import DetailedFleet
+from simulations.economics import link_of
 from simulations.grid import Case, run_all
 from simulations.hardware.estimate import Hardware, estimate
+from simulations.moving import HOURS, Moving, best, money, moving, words
 from simulations.named_policies import NamedPolicy, parse
 from simulations.output import write_file
-from simulations.planning import Plan, Planner, Stopped, Wanted, least_figures, most_hits
+from simulations.planning import Build, Plan, Planner, Stopped, Wanted, least_figures, most_hits
 from simulations.progress import say, tell
 from simulations.report.figures import duration, percent
 from simulations.report.figures import seconds as shown
@@ -35,6 +39,8 @@ from simulations.traces.reading import open_trace
 from simulations.traces.trace import Trace
 
 DEFAULT_POLICIES: Final = "predicted_ttft,cache_aware,round_robin"
+DEFAULT_LINK: Final = "100gbe"
+
 MORE: Final = 4
 """Replicas more than the simple model asks for, at most, that the detailed one is tried with."""
 
@@ -60,6 +66,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--price", action="append", default=[], metavar="GPU=N", help="price of a device's hour (default 1)"
     )
+    store = parser.add_argument_group("a shared store behind the replicas")
+    store.add_argument(
+        "--store-price",
+        metavar="N",
+        help="plan with such a store, too, and say what moving to it is worth: its price of an hour, or as in 2000/month",
+    )
+    store.add_argument(
+        "--store-link",
+        default=DEFAULT_LINK,
+        metavar="L",
+        help=f"how each replica reads it: a name of kvlb economics, or Gbit/s (default {DEFAULT_LINK})",
+    )
+    store.add_argument("--store-latency-ms", type=float, metavar="T", help="until the first byte (default: the link's)")
     parser.add_argument("--policy", default=DEFAULT_POLICIES, metavar="A,B", help=f"default: {DEFAULT_POLICIES}")
     parser.add_argument("--max-replicas", type=int, default=256, metavar="N", help="of one fleet (default 256)")
     parser.add_argument("--rate", default="1", metavar="X", help="play the trace so many times as fast (default 1)")
@@ -80,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
     kinds = _hardware(args)
     for kind in kinds:
         estimate(kind)  # what cannot be built is told before a large file is read
+    store = _store(args, kinds, prices)
     rate = number_of(args.rate)
     for name, value in (("--max-replicas", args.max_replicas), ("--rate", rate), ("--jobs", args.jobs or 1)):
         if not isinstance(value, int | float) or not 0 < value < float("inf"):
@@ -87,9 +107,10 @@ def run(args: argparse.Namespace) -> int:
     trace, reading = open_trace(args.trace, reading_options(args))
     print(reading.text(), file=sys.stderr)
     trace = scaled(trace, args, args.seed)
-    builder = _Builder(trace, rate, args.seed, args.jobs)
+    builder = _Builder(trace, rate, args.seed, args.jobs, store)
+    sides = (False,) if store is None else (False, True)
     planner = Planner(
-        kinds,
+        [Build(kind, has_store) for has_store in sides for kind in kinds],
         policies,
         targets,
         prices=prices,
@@ -97,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
         least=builder.least,
         play=builder.search,
         told=lambda stopped: say(_stopped(stopped)),
+        store_price=0.0 if store is None else store.price,
     )
     plans = planner.plans()
     stopped = list(planner.stopped.values())
@@ -106,14 +128,25 @@ def run(args: argparse.Namespace) -> int:
             f"for faster devices (--gpu), more (--gpus, --max-replicas) or more time. {' '.join(map(_stopped, stopped))}"
         )
     if not args.no_confirm:
-        plans[0] = _confirmed(builder, plans[0], targets)
+        for first in filter(None, [best(plans, has_store=side) for side in sides]):
+            plans[plans.index(first)] = _confirmed(builder, first, targets)
+    found = None
+    if store is not None:
+        found = moving(plans, store.price, store.link, sum(trace.inputs) // max(1, len(trace)))
     if args.json == "-":
-        sys.stdout.write(_encoded(args, plans, stopped).decode())
+        sys.stdout.write(_encoded(args, plans, stopped, found).decode())
         return 0
-    print(_table(plans, targets, stopped, has_prices=bool(prices)))
+    print(_table(plans, targets, stopped, found, has_prices=bool(prices)))
     if args.json is not None:
-        write_file("--json", Path(args.json), _encoded(args, plans, stopped))
+        write_file("--json", Path(args.json), _encoded(args, plans, stopped, found))
     return 0
+
+
+class _Store(msgspec.Struct, frozen=True):
+    """A store that may be had: its price of an hour, and each replica's way to it."""
+
+    price: float
+    link: Link
 
 
 def _silent(done: int, of: int, seconds: float) -> None:
@@ -123,8 +156,9 @@ def _silent(done: int, of: int, seconds: float) -> None:
 class _Builder:
     """Plays one trace on fleets of any hardware, and tells how far it is."""
 
-    def __init__(self, trace: Trace, rate: float, seed: int, jobs: int | None) -> None:
+    def __init__(self, trace: Trace, rate: float, seed: int, jobs: int | None, store: _Store | None) -> None:
         self._trace = trace
+        self._store = store
         self._rate = rate
         self._seed = seed
         self._jobs = jobs
@@ -144,15 +178,15 @@ class _Builder:
         self._seconds += time.monotonic() - began
         return found
 
-    def confirm(self, hardware: Hardware, policy: NamedPolicy, replicas: int) -> tuple[Summary, float]:
+    def confirm(self, build: Build, policy: NamedPolicy, replicas: int) -> tuple[Summary, float]:
         """The figures of this fleet by the detailed model, and how many seconds it took to play it."""
         began = time.monotonic()
-        (summary,) = self._play("detailed", [(hardware, policy, replicas)])
+        (summary,) = self._play("detailed", [(build, policy, replicas)])
         return summary, time.monotonic() - began
 
     def least(self, hardware: Hardware) -> dict[str, float]:
         """What no number of these replicas stays below."""
-        fleet = self._fleet("simple", hardware, 1)
+        fleet = self._fleet("simple", Build(hardware), 1)
         assert isinstance(fleet, SimpleFleet), "it is asked for one"
         if self._hits is None:
             self._hits = most_hits(self._trace)
@@ -161,28 +195,31 @@ class _Builder:
     def _play(
         self, model: Kind, wanted: Sequence[Wanted], told: Callable[[int, int, float], None] = _silent
     ) -> list[Summary]:
-        cases = [
-            Case(policy, self._fleet(model, hardware, replicas), self._seed) for hardware, policy, replicas in wanted
-        ]
+        cases = [Case(policy, self._fleet(model, build, replicas), self._seed) for build, policy, replicas in wanted]
         return run_all(self._trace, cases, jobs=self._jobs, told=told, keep=_summary)
 
-    def _fleet(self, model: Kind, hardware: Hardware, replicas: int) -> SimpleFleet | DetailedFleet:
+    def _fleet(self, model: Kind, build: Build, replicas: int) -> SimpleFleet | DetailedFleet:
         fields: dict[str, Any] = {"replicas": replicas, "rate": self._rate, "closed_loop": self._trace.has_pauses}
         if model == "simple":
             fields["block_size"] = self._trace.block_size
-        return fleet_of(model, with_hardware(model, hardware, fields))
+        if build.has_store:
+            assert self._store is not None, "nobody plans with one otherwise"
+            link = self._store.link
+            fields["store"] = {"gbits": link.bandwidth * 8e-9, "latency": link.fixed}
+        return fleet_of(model, with_hardware(model, build.hardware, fields))
 
 
 def _confirmed(builder: _Builder, plan: Plan, targets: Sequence[Target]) -> Plan:
     (policy,) = parse(plan.policy)
     last = plan.replicas + MORE
-    took = ""
+    build = Build(plan.hardware, plan.has_store)
+    took, store = "", " with the store" if plan.has_store else ""
     for replicas in range(plan.replicas, last + 1):
-        say(f"the detailed model plays {counted(replicas, 'replica')}{took} ...")
-        summary, seconds = builder.confirm(plan.hardware, policy, replicas)
+        say(f"the detailed model plays {counted(replicas, 'replica')}{store}{took} ...")
+        summary, seconds = builder.confirm(build, policy, replicas)
         took = f"; the one before took {duration(seconds)}, {counted(last - replicas - 1, 'more', 'more')} at most after this"
         if all(target.is_held(summary) for target in targets):
-            return msgspec.structs.replace(plan, confirmed=replicas, was_confirmed=True)
+            return msgspec.structs.replace(plan, confirmed=replicas, was_confirmed=True, confirmed_hit=summary.hit)
     return msgspec.structs.replace(plan, was_confirmed=True)
 
 
@@ -215,15 +252,50 @@ def _prices(given: Sequence[str]) -> dict[str, float]:
     return prices
 
 
-def _table(plans: Sequence[Plan], targets: Sequence[Target], stopped: Sequence[Stopped], *, has_prices: bool) -> str:
+def _store(args: argparse.Namespace, kinds: Sequence[Hardware], prices: Mapping[str, float]) -> _Store | None:
+    """The store that the flags speak of."""
+    link, latency = link_of("--store-link", args.store_link), args.store_latency_ms
+    if latency is not None:
+        if not 0 <= latency < float("inf"):
+            raise ConfigError(f"--store-latency-ms: must be a number of milliseconds, 0 or more, got {latency}")
+        link = msgspec.structs.replace(link, latency=latency / 1000)
+    if args.store_price is None:
+        if latency is not None or args.store_link != DEFAULT_LINK:
+            raise ConfigError(
+                "--store-price: say what the store costs, 0 if it is there already, as in --store-price 2000/month"
+            )
+        return None
+    value, _, span = args.store_price.partition("/")
+    price, hours = number_of(value.strip()), {"": 1.0, "h": 1.0, "hour": 1.0, "month": HOURS}.get(span.strip())
+    if not isinstance(price, int | float) or not 0 <= price < float("inf") or hours is None:
+        raise ConfigError(
+            f"--store-price {args.store_price}: write a price of an hour, 0 or more, as in --store-price 2.7 or 2000/month"
+        )
+    for kind in kinds:
+        if kind.gpu not in prices:
+            raise ConfigError(
+                f"--store-price: it is weighed against the devices' prices; give that of {kind.gpu}, too, as in "
+                f"--price {kind.gpu}=2.5"
+            )
+    return _Store(price / hours, link)
+
+
+def _table(
+    plans: Sequence[Plan],
+    targets: Sequence[Target],
+    stopped: Sequence[Stopped],
+    found: Moving | None,
+    *,
+    has_prices: bool,
+) -> str:
     unit = "price/h" if has_prices else "devices"
     head = ("replicas", "of", "policy", unit, "hit", "TTFT mean", "p95", "p99")
     rows = [
         (
             str(plan.replicas),
-            f"{plan.hardware.count} x {plan.hardware.gpu}",
+            f"{plan.hardware.count} x {plan.hardware.gpu}{' + store' if plan.has_store else ''}",
             plan.policy,
-            f"{plan.price:g}",
+            money(plan.price),
             percent(plan.summary.hit),
             shown(plan.summary.ttft_mean),
             shown(plan.summary.ttft_p95),
@@ -239,40 +311,44 @@ def _table(plans: Sequence[Plan], targets: Sequence[Target], stopped: Sequence[S
         ).rstrip()
         for row in [head, *rows]
     ]
-    best = plans[0]
     told = ["", *map(_stopped, stopped)] if stopped else []
-    told += [
-        "",
-        f"{_built(best)} with {best.policy} {'hold' if best.replicas > 1 else 'holds'} {_words(targets)}, by the simple model.",
-        estimate(best.hardware).words + ".",
-    ]
-    if best.was_confirmed and best.confirmed is None:
-        told.append(
-            f"The detailed model does not hold it with up to {best.replicas + MORE}: plan for more, and calibrate."
-        )
-    elif best.was_confirmed:
-        told.append(
-            "The detailed model agrees."
-            if best.confirmed == best.replicas
-            else f"The detailed model, which lets prompts and answers share steps, asks for {best.confirmed}: plan with that."
-        )
+    told.append("")
+    firsts = [first for side in (False, True) if (first := best(plans, has_store=side)) is not None]
+    for first in firsts:
+        told += _told(first, targets)
+    told += dict.fromkeys([estimate(first.hardware).words + "." for first in firsts])
+    if found is not None:
+        told += ["", *words(found, plans)]
     return "\n".join([*lines, *told])
 
 
+def _told(plan: Plan, targets: Sequence[Target]) -> Iterator[str]:
+    """What there is to say of the best of one side."""
+    built = f"{counted(plan.replicas, 'replica')} of {plan.hardware.count} x {plan.hardware.gpu}"
+    store = " and the store" if plan.has_store else ""
+    hold = "hold" if plan.replicas > 1 or plan.has_store else "holds"
+    yield f"{built}{store} with {plan.policy} {hold} {_words(targets)}, by the simple model."
+    if plan.was_confirmed and plan.confirmed is None:
+        yield f"The detailed model does not hold it with up to {plan.replicas + MORE}: plan for more, and calibrate."
+    elif plan.was_confirmed and plan.confirmed == plan.replicas:
+        yield "The detailed model agrees."
+    elif plan.was_confirmed:
+        yield f"The detailed model, which lets prompts and answers share steps, asks for {plan.confirmed}: plan with that."
+
+
 def _stopped(stopped: Stopped) -> str:
-    return f"{stopped.hardware.count} x {stopped.hardware.gpu} is not looked at further: {stopped.why}."
-
-
-def _built(plan: Plan) -> str:
-    return f"{counted(plan.replicas, 'replica')} of {plan.hardware.count} x {plan.hardware.gpu}"
+    store = " with the store" if stopped.has_store else ""
+    return f"{stopped.hardware.count} x {stopped.hardware.gpu}{store} is not looked at further: {stopped.why}."
 
 
 def _words(targets: Sequence[Target]) -> str:
     return " and ".join([f"{target.figure} <= {shown(target.seconds)} s" for target in targets])
 
 
-def _encoded(args: argparse.Namespace, plans: Sequence[Plan], stopped: Sequence[Stopped]) -> bytes:
-    document = {"kind": "kvlb plan", "schema": 1, "slo": args.slo, "plans": plans, "stopped": stopped}
+def _encoded(
+    args: argparse.Namespace, plans: Sequence[Plan], stopped: Sequence[Stopped], found: Moving | None
+) -> bytes:
+    document = {"kind": "kvlb plan", "schema": 1, "slo": args.slo, "plans": plans, "stopped": stopped, "moving": found}
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 

@@ -2,7 +2,8 @@
 
 Knows devices, prices and targets, and bounds that nobody has to play a run for. Never knows flags, or how a run is played: it
 asks for rounds of them (``simulations.search``). A device is stopped where no number of replicas can hold the targets, and
-where the fewest that may hold them cost more than a fleet that does.
+where the fewest that may hold them cost more than a fleet that does. Fleets with a shared store and without are two sides: the
+cheapest of each is found, whatever the other one costs, for what is asked is what lies between them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +22,19 @@ from simulations.simple import SimpleFleet
 from simulations.targets import Target
 from simulations.traces.trace import Trace
 
-Wanted: TypeAlias = tuple[Hardware, NamedPolicy, int]
+
+class Build(msgspec.Struct, frozen=True):
+    """What replicas are made of, and whether a shared store is behind them."""
+
+    hardware: Hardware
+    has_store: bool = False
+
+
+Wanted: TypeAlias = tuple[Build, NamedPolicy, int]
 """A fleet: what of, behind which policy, how many replicas."""
 
 _Option: TypeAlias = tuple[int, str]
-"""A device's place among the devices, and a policy."""
+"""A build's place among the builds, and a policy."""
 
 ROUNDING = 1e-9
 """Share by which a time that was added up may lie below one that was not."""
@@ -38,10 +47,12 @@ class Plan(msgspec.Struct, frozen=True):
         hardware, policy: what it is made of.
         replicas: how many, by the simple model.
         devices: all of them.
-        price: of an hour, in whatever unit devices are priced; without prices, devices.
+        price: of an hour, in whatever unit devices are priced, the store's included; without prices, devices.
         summary: its figures.
+        has_store: whether a shared store is behind it.
         confirmed: how many replicas the detailed model asks for, where it was asked; None where it did not hold with any tried.
         was_confirmed: whether it was asked.
+        confirmed_hit: the share of prompt tokens that were not computed there.
     """
 
     hardware: Hardware
@@ -50,8 +61,10 @@ class Plan(msgspec.Struct, frozen=True):
     devices: int
     price: float
     summary: Summary
+    has_store: bool = False
     confirmed: int | None = None
     was_confirmed: bool = False
+    confirmed_hit: float | None = None
 
 
 class Stopped(msgspec.Struct, frozen=True):
@@ -59,14 +72,15 @@ class Stopped(msgspec.Struct, frozen=True):
 
     hardware: Hardware
     why: str
+    has_store: bool = False
 
 
 class Planner:
-    """Looks for the least number of replicas of each device and policy. Used once."""
+    """Looks for the least number of replicas of each build and policy. Used once."""
 
     def __init__(
         self,
-        kinds: Sequence[Hardware],
+        builds: Sequence[Build],
         policies: Sequence[NamedPolicy],
         targets: Sequence[Target],
         *,
@@ -75,20 +89,22 @@ class Planner:
         least: Callable[[Hardware], Mapping[str, float]],
         play: Callable[[Sequence[Wanted], int], Sequence[Summary]],
         told: Callable[[Stopped], None],
+        store_price: float = 0.0,
     ) -> None:
         """``play`` is asked for rounds of fleets, and told about how many more will follow; ``least`` has figures below which
-        no number of replicas comes (``least_figures``); ``told`` hears of each device that is stopped. ``prices`` are by
-        device, 1 where none is told.
+        no number of replicas comes (``least_figures``); ``told`` hears of each build that is stopped. ``prices`` are by
+        device, 1 where none is told; ``store_price`` is that of a store, however many replicas read from it.
         """
-        self._kinds = kinds
+        self._builds = builds
         self._targets = targets
-        self._units = [kind.count * prices.get(kind.gpu, 1.0) for kind in kinds]
+        self._units = [each.hardware.count * prices.get(each.hardware.gpu, 1.0) for each in builds]
+        self._fixed = [store_price if each.has_store else 0.0 for each in builds]
         self._at_most = at_most
         self._least = least
         self._play = play
         self._told = told
-        self._options: dict[_Option, tuple[Hardware, NamedPolicy]] = {
-            (at, policy.written): (kind, policy) for at, kind in enumerate(kinds) for policy in policies
+        self._options: dict[_Option, tuple[Build, NamedPolicy]] = {
+            (at, policy.written): (build, policy) for at, build in enumerate(builds) for policy in policies
         }
         self._search = Search(list(self._options), start=min(4, at_most), at_most=at_most)
         self._seen: dict[tuple[_Option, int], Summary] = {}
@@ -97,7 +113,7 @@ class Planner:
 
     def plans(self) -> list[Plan]:
         """Every fleet that holds the targets with as few replicas as it can, the cheapest first."""
-        for at in range(len(self._kinds)):
+        for at in range(len(self._builds)):
             self._stop_if_slow(at)
         search = self._search
         while wanted := search.wanted():
@@ -110,25 +126,34 @@ class Planner:
                 self._stop(at, f"up to {counted(self._at_most, 'replica')} do not hold the targets")
         made = []
         for option, replicas in search.found.items():
-            kind, policy = self._options[option]
-            price = replicas * self._units[option[0]]
-            made.append(
-                Plan(kind, policy.written, replicas, replicas * kind.count, price, self._seen[option, replicas])
-            )
+            build, policy = self._options[option]
+            hardware, summary = build.hardware, self._seen[option, replicas]
+            price, devices = self._price(option[0], replicas), replicas * hardware.count
+            made.append(Plan(hardware, policy.written, replicas, devices, price, summary, build.has_store))
         return sorted(made, key=lambda plan: (plan.price, plan.summary.ttft_p95, plan.policy))
 
+    def _price(self, at: int, replicas: int) -> float:
+        return replicas * self._units[at] + self._fixed[at]
+
     def _open(self) -> list[int]:
-        return [at for at in range(len(self._kinds)) if at not in self.stopped]
+        return [at for at in range(len(self._builds)) if at not in self.stopped]
+
+    def _found(self, like: int) -> dict[_Option, int]:
+        """What holds so far, of builds on the same side."""
+        side = self._builds[like].has_store
+        return {
+            option: least for option, least in self._search.found.items() if self._builds[option[0]].has_store is side
+        }
 
     def _stop(self, at: int, why: str) -> None:
         for option in self._options:
             if option[0] == at:
                 self._search.drop(option)
-        self.stopped[at] = Stopped(self._kinds[at], why)
+        self.stopped[at] = Stopped(self._builds[at].hardware, why, self._builds[at].has_store)
         self._told(self.stopped[at])
 
     def _stop_if_slow(self, at: int) -> None:
-        figures = self._least(self._kinds[at])
+        figures = self._least(self._builds[at].hardware)
         for target in self._targets:
             least = figures.get(target.figure, 0.0)
             if least * (1 - ROUNDING) > target.seconds:
@@ -152,15 +177,17 @@ class Planner:
                 self._stop(option[0], f"{counted(summary.refused, 'request')} do not fit into the cache of a replica")
 
     def _try_largest(self) -> None:
-        """While nothing holds: of each device the most replicas there may be, with the policy that came nearest.
+        """While nothing holds: of each build the most replicas there may be, with the policy that came nearest.
 
-        Where something does, its price is the end of all others.
+        Where something does, its price is the end of all others on its side.
         """
-        if self._search.found:
-            return
         fleets, places = [], []
         for at in self._open():
-            if at in self._tried_largest or not any(option[0] == at for option, _ in self._search.wanted()):
+            if (
+                self._found(at)
+                or at in self._tried_largest
+                or not any(option[0] == at for option, _ in self._search.wanted())
+            ):
                 continue
             self._tried_largest.add(at)
             tried = [(option, summary) for (option, _), summary in self._seen.items() if option[0] == at]
@@ -181,14 +208,12 @@ class Planner:
                 )
 
     def _stop_if_dear(self, at: int) -> None:
-        found = self._search.found
-        best = min([replicas * self._units[option[0]] for option, replicas in found.items()], default=None)
+        found = self._found(at)
+        best = min([self._price(option[0], replicas) for option, replicas in found.items()], default=None)
         fewest = min([self._search.least(option) for option in self._options if option[0] == at])
-        if best is not None and fewest * self._units[at] > best:
-            self._stop(
-                at,
-                f"{counted(fewest, 'replica')} at least cost {fewest * self._units[at]:g}, and {best:g} is enough with another",
-            )
+        price = self._price(at, fewest)
+        if best is not None and price > best:
+            self._stop(at, f"{counted(fewest, 'replica')} at least cost {price:g}, and {best:g} is enough with another")
 
     def _holds(self, summary: Summary) -> bool:
         return all(target.is_held(summary) for target in self._targets)

@@ -8,7 +8,7 @@ import difflib
 import itertools
 import re
 import tomllib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -95,8 +95,8 @@ def cases(scenario: Scenario) -> list[Case]:
         ConfigError: a policy or a field of the fleet is wrong, or there are too many cases.
     """
     policies = parse(",".join(scenario.policies) or DEFAULT_POLICIES)
-    fields = with_hardware(scenario.model, scenario.hardware, scenario.fleet, scenario.sweep)
-    fleets = [fleet_of(scenario.model, each) for each in _combined(fields, scenario.sweep)]
+    combined = _combined(scenario.fleet, scenario.sweep)
+    fleets = [fleet_of(scenario.model, with_hardware(scenario.model, scenario.hardware, each)) for each in combined]
     count = len(policies) * len(fleets) * scenario.seeds
     if count > MAX_CASES:
         raise ConfigError(
@@ -106,10 +106,8 @@ def cases(scenario: Scenario) -> list[Case]:
     return [Case(policy, fleet, seed) for fleet in fleets for policy in _unique(policies) for seed in seeds]
 
 
-def with_hardware(
-    model: Kind, hardware: Hardware | None, fleet: Mapping[str, Any], swept: Container[str] = ()
-) -> dict[str, Any]:
-    """The fleet with the speed and the cache of this hardware, where it says none of its own.
+def with_hardware(model: Kind, hardware: Hardware | None, fleet: Mapping[str, Any]) -> dict[str, Any]:
+    """The fleet with the speed and the cache of this hardware, and the weight of a token there, where it says none of its own.
 
     Raises:
         ConfigError: there is no such hardware.
@@ -118,8 +116,11 @@ def with_hardware(
     if hardware is None:
         return made
     found = estimate(hardware)
-    if not {"blocks", CACHE} & made.keys() and "blocks" not in swept and CACHE not in swept:
+    if not {"blocks", CACHE} & made.keys():
         made[CACHE] = found.cache_tokens
+    for field in ("store", "disaggregation"):
+        if isinstance(moved := made.get(field), dict):
+            made[field] = {"token_bytes": found.kv_bytes, **moved}
     if model == "simple":
         made.setdefault("prefill_tps", found.prefill_tps)
         made.setdefault("decode_seconds", found.latency.overhead + found.latency.weights)
@@ -152,7 +153,10 @@ def fleet_of(model: Kind, fields: Mapping[str, Any]) -> SimpleFleet | DetailedFl
         if not isinstance(tokens, int | float) or tokens < size:
             raise ConfigError(f"fleet.{CACHE}: must be a number of tokens, one block ({size}) at least, got {tokens}")
         given["blocks"] = int(tokens // size)
-    given = {field: number_of(value) for field, value in given.items()}
+    given = {
+        field: {key: number_of(each) for key, each in value.items()} if isinstance(value, dict) else number_of(value)
+        for field, value in given.items()
+    }
     try:
         return msgspec.convert(given, kind)
     except (msgspec.ValidationError, ValueError) as error:
@@ -166,12 +170,13 @@ def sweep_of(text: str, flag: str = "--sweep") -> tuple[str, list[Any]]:
         ConfigError: it is none.
     """
     field, equals, values = text.partition("=")
-    whole = value_of(values)
-    found = (
-        [whole]
-        if isinstance(whole, list)
-        else [number_of(value_of(each)) for each in values.split(",") if each.strip()]
-    )
+    whole, tables = value_of(values), value_of(f"[{values}]")
+    if isinstance(whole, list):
+        found = [whole]
+    elif isinstance(tables, list) and any(isinstance(each, dict) for each in tables):
+        found = tables
+    else:
+        found = [number_of(value_of(each)) for each in values.split(",") if each.strip()]
     if not equals or not found:
         raise ConfigError(f"{flag} {text}: write a field of the fleet and what it is to be, as in {flag} replicas=4")
     return field.strip().replace("-", "_"), found

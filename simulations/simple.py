@@ -76,6 +76,12 @@ class SimpleFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     believed_tps: Positive | None = None
     store: StoreSettings | None = None
 
+    def __post_init__(self) -> None:
+        if self.store is not None and self.store.tokens is not None:
+            raise ValueError(
+                "store.tokens: the simple model's store forgets nothing; leave it out, or play the detailed one"
+            )
+
 
 def play(
     trace: Trace, paths: Paths, fleet: SimpleFleet, policy: Policy, name: str, sessions: Sequence[int], seed: int = 1

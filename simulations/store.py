@@ -26,12 +26,14 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         latency: seconds until the first byte.
         token_bytes: of a token in a cache.
         loads: ``mixed``: as far as that is cheapest; ``always``: all that is there; ``never``: nothing.
+        tokens: that there is room for, in the detailed model; what was used the longest time ago goes. None: without end.
     """
 
     gbits: Positive = 100.0
     latency: NotNegative = 0.001
     token_bytes: Positive = 131_072.0
     loads: Literal["mixed", "always", "never"] = "mixed"
+    tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 class Store:

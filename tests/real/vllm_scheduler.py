@@ -19,8 +19,8 @@ needs the standard library alone::
 
 - ``{"op": "reset", "done": bool}``
 - ``{"op": "schedule", "scheduled": [[id, tokens], ...], "sampled": [id, ...], "running": [id, ...], "waiting": [id, ...],
-  "free": [block, ...], "has_work": bool}``: order matters everywhere but in ``sampled``, which is sorted; ``has_work`` is
-  whether the engine would take another step by itself
+  "free": [block, ...], "loads": [[id, blocks], ...], "has_work": bool}``: order matters everywhere but in ``sampled``, which
+  is sorted; ``loads`` are those that begin with this step; ``has_work`` is whether the engine would take another step by itself
 - ``{"op": "complete", "events": [event, ...], "cached": [[key, copies], ...], "tokens": {id: token}, "cached_tokens": {id: n},
   "finished": {id: reason}, "has_work": bool, "queries": n, "hits": n, "preemptions": n}``: ``events`` is the batch that is
   published with this step (empty: none is), each in vLLM's map form; ``cached`` is ``BlockPool.cached_block_hash_to_block`` at
@@ -50,7 +50,8 @@ Record = dict[str, Any]
 
 class Config(TypedDict):
     """``groups`` are those of ``vllm_groups.py``; without any there is one, of full attention. ``retention`` is vLLM's
-    ``prefix_cache_retention_interval``."""
+    ``prefix_cache_retention_interval``. With ``shelf`` there is a connector that can load all blocks but those whose key is a
+    multiple of it; ``steps_of_load`` says how long that takes."""
 
     block_size: int
     num_gpu_blocks: int
@@ -62,6 +63,12 @@ class Config(TypedDict):
     groups: NotRequired[list[dict[str, Any]]]
     hash_size: NotRequired[int]
     retention: NotRequired[int]
+    shelf: NotRequired[int]
+
+
+def steps_of_load(blocks: int) -> int:
+    """After how many further steps the end of which it is there, that was begun with this one."""
+    return blocks % 4
 
 
 class Case(TypedDict):
@@ -236,6 +243,11 @@ class Judge:
         self._outputs: dict[str, list[int]] = {}
         self._in_flight: deque[tuple[Any, set[str]]] = deque()
         self._counts: Counter[str] = Counter(queries=0, hits=0, preemptions=0)
+        self._begun = self._ended = 0  # steps
+        self._loads: list[tuple[int, str]] = []  # the step with whose end each has come, and for whom
+        self._shelf = None
+        if "shelf" in config:
+            self._shelf = self._scheduler.connector = _make_shelf(config["shelf"], config["block_size"])
         self.lookups: list[Record] = []  # of the last step
         self._watch_preemptions()
         self._watch_lookups()
@@ -299,12 +311,20 @@ class Judge:
         self._scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
     def reset(self, running: bool) -> bool:
-        return bool(self._scheduler.reset_prefix_cache(reset_running_requests=running))
+        try:
+            return bool(self._scheduler.reset_prefix_cache(reset_running_requests=running))
+        except RuntimeError:  # while something is being loaded; those that ran are preempted all the same
+            return False
 
     def schedule(self) -> Record:
         scheduler = self._scheduler
         self.lookups = []
         step = scheduler.schedule()
+        begun: list[tuple[str, int]] = []
+        if self._shelf is not None:
+            begun, self._shelf.begun = self._shelf.begun, []
+            self._loads += [(self._begun + steps_of_load(blocks), name) for name, blocks in begun]
+        self._begun += 1
         sampled = {name for name in step.num_scheduled_tokens if not scheduler.requests[name].is_prefill_chunk}
         self._in_flight.append((step, sampled))
         free = scheduler.kv_cache_manager.block_pool.free_block_queue.get_all_free_blocks()
@@ -313,8 +333,9 @@ class Judge:
             "scheduled": [list(item) for item in step.num_scheduled_tokens.items()],
             "sampled": sorted(sampled),
             "running": [request.request_id for request in scheduler.running],
-            "waiting": [request.request_id for request in scheduler.waiting],
+            "waiting": [request.request_id for request in (*scheduler.kv_holding_waiting, *scheduler.waiting)],
             "free": [block.block_id for block in free],
+            "loads": [list(each) for each in begun],
             "has_work": scheduler.has_requests(),
         }
 
@@ -343,13 +364,17 @@ class Judge:
         }
 
     def _model_output(self, step: Any, sampled: set[str]) -> Any:
-        from vllm.v1.outputs import ModelRunnerOutput
+        from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
         names = list(step.num_scheduled_tokens)
+        come = [name for due, name in self._loads if due <= self._ended]
+        self._loads = [each for each in self._loads if each[0] > self._ended]
+        self._ended += 1
         return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=[[self._next_token(name)] if name in sampled else [] for name in names],
+            kv_connector_output=KVConnectorOutput(finished_recving=set(come)) if come else None,
         )
 
     def _next_token(self, request_id: str) -> int:
@@ -372,6 +397,55 @@ class Judge:
             key = maybe_convert_block_hash(get_block_hash(name))
             cached[key] += len(held) if isinstance(held, dict) else 1
         return cached
+
+
+def _make_shelf(modulus: int, block_size: int) -> Any:
+    """A connector that looks for blocks as vLLM's OffloadingConnector does, and moves none."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
+    from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+    class Shelf(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM has no types here
+        def __init__(self) -> None:
+            self.begun: list[tuple[str, int]] = []
+            self._found: dict[str, list[int]] = {}
+            self._coming: dict[str, list[int]] = {}
+
+        def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+            if request.skip_reading_prefix_cache:
+                return 0, False
+            first, last = num_computed_tokens // block_size, request.num_tokens // block_size
+            found = []
+            for name in request.block_hashes[first:last]:
+                key = maybe_convert_block_hash(name)
+                if key % modulus == 0:
+                    break
+                found.append(key)
+            if any(key in keys for keys in self._coming.values() for key in found):
+                return None, False
+            self._found[request.request_id] = found
+            return len(found) * block_size, bool(found)
+
+        def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+            if num_external_tokens:
+                self._coming[request.request_id] = self._found[request.request_id]
+                self.begun.append((request.request_id, num_external_tokens // block_size))
+
+        def update_connector_output(self, connector_output: Any) -> None:
+            for name in connector_output.finished_recving or ():
+                del self._coming[name]
+
+        def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+            return (0,)
+
+        def build_connector_meta(self, scheduler_output: Any) -> Any:
+            return KVConnectorMetadata()
+
+        def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None: ...
+        def wait_for_layer_load(self, layer_name: str) -> None: ...
+        def save_kv_layer(self, *args: Any, **kwargs: Any) -> None: ...
+        def wait_for_save(self) -> None: ...
+
+    return Shelf()
 
 
 def _make_scheduler(config: Config) -> Any:

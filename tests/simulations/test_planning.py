@@ -10,7 +10,7 @@ from simulations.generators.chat import Chat
 from simulations.hardware.estimate import Hardware
 from simulations.named_policies import parse
 from simulations.paths import Paths
-from simulations.planning import Planner, Stopped, Wanted, least_figures, most_hits
+from simulations.planning import Build, Planner, Stopped, Wanted, least_figures, most_hits
 from simulations.results import Summary, summarise
 from simulations.simple import SimpleFleet, play
 from simulations.targets import FIGURES, Target
@@ -33,10 +33,11 @@ class Fleets:
     def __call__(self, wanted: Sequence[Wanted], following: int) -> list[Summary]:
         self.following.append(following)
         found = []
-        for hardware, policy, replicas in wanted:
-            self.played.append((hardware.gpu, policy.written, replicas))
-            p95 = self.needs[hardware.gpu, policy.written] / replicas
-            refused = 3 if hardware.gpu == self.refusing else 0
+        for build, policy, replicas in wanted:
+            gpu = f"{build.hardware.gpu} + store" if build.has_store else build.hardware.gpu
+            self.played.append((gpu, policy.written, replicas))
+            p95 = self.needs[gpu, policy.written] / replicas
+            refused = 3 if gpu == self.refusing else 0
             found.append(msgspec.structs.replace(NOTHING, ttft_p95=p95, refused=refused))
         return found
 
@@ -45,11 +46,11 @@ class Fleets:
 
 
 def planner(
-    fleets: Fleets, least: Mapping[str, float] | None = None, at_most: int = 64
+    fleets: Fleets, least: Mapping[str, float] | None = None, at_most: int = 64, store_price: float | None = None
 ) -> tuple[Planner, list[Stopped]]:
     told: list[Stopped] = []
     made = Planner(
-        [QUICK, SLOW],
+        [Build(kind, side) for side in ((False,) if store_price is None else (False, True)) for kind in (QUICK, SLOW)],
         POLICIES,
         [Target("ttft_p95", 1.0)],
         prices={"quick": 3.0, "slow": 1.0},
@@ -57,6 +58,7 @@ def planner(
         least=lambda kind: (least or {}) if kind is SLOW else {},
         play=fleets,
         told=told.append,
+        store_price=store_price or 0.0,
     )
     return made, told
 
@@ -88,6 +90,28 @@ def test_a_device_goes_on_while_its_fewest_may_be_cheaper() -> None:
     ]
     assert [stopped.hardware.gpu for stopped in told] == ["quick"]
     assert "6 replicas at least cost 18, and 17 is enough with another" in told[0].why
+
+
+def with_stores(without: Mapping[tuple[str, str], int], with_store: Mapping[tuple[str, str], int]) -> Fleets:
+    return Fleets({**without, **{(f"{gpu} + store", policy): need for (gpu, policy), need in with_store.items()}})
+
+
+def test_the_cheapest_is_found_with_a_store_and_without_whatever_the_other_side_costs() -> None:
+    made, told = planner(with_stores(needs(quick=5, slow=16), needs(quick=2, slow=5)), store_price=100.0)
+    firsts = {plan.has_store: plan for plan in reversed(made.plans())}
+    assert [(firsts[side].hardware.gpu, firsts[side].replicas, firsts[side].price) for side in (False, True)] == [
+        ("quick", 5, 15.0),
+        ("slow", 5, 105.0),
+    ]
+    assert {(stopped.hardware.gpu, stopped.has_store) for stopped in told} == {("slow", False), ("quick", True)}
+
+
+def test_a_side_where_nothing_holds_does_not_end_the_other() -> None:
+    made, told = planner(with_stores(needs(quick=900, slow=900), needs(quick=2, slow=9)), store_price=1.0)
+    plans = made.plans()
+    assert {plan.has_store for plan in plans} == {True}
+    assert (plans[0].replicas, plans[0].price) == (2, 7.0)
+    assert [stopped.why[:11] for stopped in told if not stopped.has_store] == ["64 replicas"] * 2
 
 
 def test_who_cannot_be_cheapest_is_played_no_further() -> None:

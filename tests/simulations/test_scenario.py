@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from balancer.errors import ConfigError
-from simulations.detailed_fleet import DetailedFleet, Restart
+from simulations.detailed_fleet import DetailedFleet, Disaggregation, Restart
 from simulations.scenario import DEFAULT_POLICIES, Kind, Scenario, cases, fleet_of, load, number_of, sweep_of
 from simulations.simple import SimpleFleet
+from simulations.store import StoreSettings
 
 FILE = """
 trace = "mine.jsonl"
@@ -74,6 +75,44 @@ def test_a_cache_in_tokens_is_as_many_blocks_as_fit() -> None:
     assert fleet_of("detailed", {"cache": "4M", "block_size": 100}) == DetailedFleet(blocks=40_000, block_size=100)
 
 
+@pytest.mark.parametrize("model", ["simple", "detailed"])
+def test_a_store_weighs_what_the_hardware_says_unless_the_file_does(tmp_path: Path, model: str) -> None:
+    text = f"""
+model = "{model}"
+hardware = {{ model = "llama-3.1-8b", gpu = "h100" }}
+policies = ["random"]
+[sweep]
+store = [{{ gbits = 25, loads = "always" }}, {{ token_bytes = 7.0 }}]
+"""
+    stores = [case.fleet.store for case in cases(load(written(tmp_path, text)))]
+    assert stores == [StoreSettings(25.0, loads="always", token_bytes=131_072.0), StoreSettings(token_bytes=7.0)]
+
+
+def test_prefill_and_decode_apart_are_the_detailed_models_own_and_weigh_what_the_hardware_says(tmp_path: Path) -> None:
+    text = """
+model = "detailed"
+hardware = { model = "llama-3.1-8b", gpu = "h100", kv_bytes = 1.0 }
+policies = ["random"]
+fleet.disaggregation = { prefill = 3, gbits = 25 }
+"""
+    (case,) = cases(load(written(tmp_path, text)))
+    assert isinstance(case.fleet, DetailedFleet)
+    assert case.fleet.disaggregation == Disaggregation(3, 25.0, token_bytes=65_536.0)
+    with pytest.raises(ConfigError, match=r"^fleet\.disaggregation: .*; the detailed model has it$"):
+        cases(load(written(tmp_path, text.replace('"detailed"', '"simple"'))))
+    with pytest.raises(ConfigError, match=r"^fleet\.disaggregation\.prefill: must leave one of 3 replicas to answer"):
+        cases(load(written(tmp_path, text + "fleet.replicas = 3")))
+
+
+def test_room_in_a_store_is_a_number_with_a_letter_and_the_detailed_models_own() -> None:
+    fleet = fleet_of("detailed", {"store": {"tokens": "4M"}})
+    assert fleet.store == StoreSettings(tokens=4_000_000)
+    with pytest.raises(
+        ConfigError, match=r"^fleet\.store\.tokens: the simple model's store forgets nothing; leave it out"
+    ):
+        fleet_of("simple", {"store": {"tokens": "4M"}})
+
+
 def test_structures_are_read() -> None:
     fleet = fleet_of(
         "detailed", {"restarts": [{"at": 5, "replica": 7}], "speeds": [1, 0.5], "latency": {"token": 1e-5}}
@@ -106,6 +145,8 @@ def test_a_sweep_on_the_command_line() -> None:
     assert sweep_of("cache=1M, 4M") == ("cache", [1_000_000, 4_000_000])
     assert sweep_of("speeds=[1, 0.5]", "--fleet") == ("speeds", [[1, 0.5]])
     assert sweep_of("closed_loop=true,false") == ("closed_loop", [True, False])
+    assert sweep_of("store={gbits=25, latency=0},{}") == ("store", [{"gbits": 25, "latency": 0}, {}])
+    assert sweep_of("store={gbits=25}", "--fleet") == ("store", [{"gbits": 25}])
 
 
 @pytest.mark.parametrize("text", ["replicas", "replicas=", "replicas=,"])

@@ -4,7 +4,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -223,6 +223,97 @@ def test_the_cheapest_fleet_that_holds_a_target_is_found(trace: str, capsys: pyt
     assert "1 x l4 is not looked at further" in told.err, "as soon as it is known"
     assert "fleets, " in told.err
     assert " left" in told.err
+
+
+def test_a_store_behind_engines_is_a_field_like_any_other(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (trace, "--policy", "round_robin", "--replicas", "2", "--blocks", "200", "--no-bounds")
+    stores = '{gbits=400,loads="never"},{gbits=400},{gbits=400,tokens=64}'
+    runs = document(capsys, *words, "--sweep", f"store={stores}")["results"]
+    hits = [each["summary"]["hit"] for each in runs]
+    assert len(hits) == 3
+    assert hits[1] > hits[2] > hits[0] - 1e-9
+
+
+@pytest.fixture
+def long_talks(tmp_path: Path) -> str:
+    """Conversations, so many at once that a replica's cache does not keep them."""
+    lines = []
+    for turn in range(3):
+        for user in range(100):
+            ids = [user * 100 + at for at in range(4 * turn + 4)]
+            line = {"timestamp": turn * 24000 + user * 240, "input_length": 512 * len(ids) - 100, "output_length": 5}
+            lines.append(json.dumps({**line, "hash_ids": ids}))
+    path = tmp_path / "long.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+STORED: Final = (
+    "--slo",
+    "ttft_p95=800ms",
+    "--model",
+    "llama-3.1-8b",
+    "--gpu",
+    "l40s",
+    "--price",
+    "l40s=2",
+    "--policy",
+    "predicted_ttft",
+)
+
+
+def test_what_a_store_is_worth_is_planned(long_talks: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", long_talks, *STORED, "--jobs", "1")
+    assert run(*words, "--no-confirm", "--json", "-") == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["moving"] is None
+    assert run(*words, "--no-confirm", "--json", "-", "--store-price", "730/month", "--store-link", "25") == 0
+    both = json.loads(capsys.readouterr().out)
+    with_store, without = both["plans"]
+    assert (with_store["has_store"], without["has_store"]) == (True, False)
+    assert without == plain["plans"][0], "what is found without it is not another fleet"
+    assert with_store["replicas"] < without["replicas"]
+    assert with_store["price"] == 2 * with_store["replicas"] + 1
+    assert both["moving"]["saves"] == without["price"] - with_store["price"] > 0
+    assert both["moving"]["store_price"] == 1.0
+    assert run(*words, "--store-price", "0.5", "--store-link", "400", "--store-latency-ms", "2") == 0
+    told = capsys.readouterr()
+    assert "1 x l40s + store" in told.out
+    assert "Moving to the store saves" in told.out
+    assert "400 Gbit/s, 90% of it data, 2 ms until the first byte" in told.out
+    assert told.out.count("The detailed model") == 2
+    assert "with the store" in told.err
+
+
+@pytest.mark.parametrize("way", [("--store-link", "1"), ("--store-latency-ms", "1e7")])
+def test_a_store_that_is_too_slow_is_not_worth_its_price(
+    way: tuple[str, ...], long_talks: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("plan", long_talks, *STORED, "--jobs", "1", "--no-confirm", "--store-price", "1", *way) == 0
+    told = capsys.readouterr().out
+    assert "Moving to the store costs 1 an hour more" in told
+    assert "that spares no replica" in told
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--store-price", "cheap"), "--store-price cheap: write a price of an hour, 0 or more, as in"),
+        (("--store-price", "-1"), "--store-price -1: write a price of an hour"),
+        (("--store-price", "3/week"), "--store-price 3/week: write a price of an hour"),
+        (("--store-price", "3", "--store-link", "5gbe"), "--store-link: there is no link '5gbe'; did you mean 25gbe?"),
+        (("--store-price", "3", "--store-link", "0"), "--store-link: 0 is not a rate; give a number of Gbit/s above 0"),
+        (("--store-price", "3", "--store-latency-ms", "-1"), "--store-latency-ms: must be a number of milliseconds"),
+        (("--store-link", "10gbe"), "--store-price: say what the store costs, 0 if it is there already"),
+        (("--store-price", "3", "--gpu", "h100,l4"), "give that of l4, too, as in --price l4=2.5"),
+    ],
+)
+def test_what_is_wrong_with_a_store_is_told(
+    trace: str, flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("plan", trace, "--slo", "ttft_p95=80ms", "--model", "llama-3.1-8b", "--gpu", "h100", "--price", "h100=3")
+    assert run(*words, *flags) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_what_nobody_can_hold_is_said(trace: str, capsys: pytest.CaptureFixture[str]) -> None:

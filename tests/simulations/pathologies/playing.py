@@ -15,8 +15,8 @@ from balancer.core import Decision, RouteRequest
 from balancer.policies.base import make
 from balancer.router import Router
 from balancer.yielding import Yielding
-from simulations.detailed import _Play
 from simulations.detailed_fleet import DetailedFleet
+from simulations.detailed_play import Play
 from simulations.engine import Engine, EngineRequest, ScheduledStep, StepResult
 from simulations.results import Run, quantile
 from simulations.sequences import KeyPrompt
@@ -157,7 +157,7 @@ def play(
     return Played(playing.run(policy, seed), first)
 
 
-class _Playing(_Play):
+class _Playing(Play):
     def __init__(
         self,
         traffic: Traffic,

@@ -1,0 +1,442 @@
+"""One run of the detailed model: a fleet of engines step by step, behind the router that production runs.
+
+Knows arrivals, engines (``simulations.engine``), how long their steps take, how their events travel, and what goes wrong.
+Never knows what a policy thinks: each gateway is a ``balancer.router.Router``, which is told what it would be told in
+production, and no sooner. Where prefill and decode are apart, ``simulations.disaggregated`` plays it.
+"""
+
+import math
+import random
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from balancer.core import Candidate, Decision, Outcome, Replica, RouteRequest, Truth
+from balancer.disaggregation.roles import PREFILL_SESSION, Part, Role
+from balancer.economics.hints import OFFLOADING
+from balancer.errors import RequestError
+from balancer.fleet import Status
+from balancer.policies.base import Policy
+from balancer.router import Router
+from hashing.recipes import Recipe
+from indexer.events import AllBlocksCleared, BlockStored, KVEvent
+from indexer.index import ReplicaId
+from indexer.steps import Apply
+from indexer.wire import Batch
+from simulations.arrivals import Arrivals, scale_to
+from simulations.course import Course
+from simulations.detailed_fleet import DetailedFleet, prefill_speed
+from simulations.engine import Engine, EngineConfig, EngineRequest, ScheduledStep
+from simulations.given_keys import GivenKeys, proof
+from simulations.keys import TraceKeys
+from simulations.latency import LatencyModel
+from simulations.results import REFUSED, Run
+from simulations.sequences import KeyPrompt
+from simulations.shared_store import NAME, SharedStore, known_store, most_loaded
+from simulations.store import Reader
+from simulations.traces.trace import NO_SESSION, Trace
+
+MODEL: Final = "m"
+TICK_SECONDS: Final = 1.0
+RETRY_SECONDS: Final = 1.0
+RELEASE: Final = (0, 32)
+"""Of the engines: where a store's loads are to be chosen, they can be told how much to load."""
+
+ATTEMPTS: Final = 30
+"""How often a request is tried again that nobody can take, before it counts as refused."""
+
+
+class Sent(msgspec.Struct):
+    """A request under way: which gateway has sent it, and what that has decided."""
+
+    gateway: int
+    decision: Decision
+    known: int  # leading tokens of the prompt that somebody had computed before
+    has_begun: bool = False
+    cached: int = 0  # tokens that the engine says it had, or has loaded
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A request that is routed, and waits until its replica has less to do."""
+
+    request: int
+    attempt: int
+    came: float
+    decision: Decision
+    part: Part = Part.WHOLE
+
+
+class PlayedReplica:
+    """One engine, and the step that it computes; mutable."""
+
+    __slots__ = ("_latency", "_speed", "busy_seconds", "engine", "life", "name", "number", "reader", "sent", "step")
+
+    def __init__(self, number: int, name: ReplicaId, engine: Engine, speed: float, latency: LatencyModel) -> None:
+        self.number = number
+        self.name = name
+        self.engine: Engine | None = engine
+        self.life = 0
+        self.step: ScheduledStep | None = None
+        self.sent: dict[str, int] = {}  # engine's id -> request
+        self.busy_seconds = 0.0
+        self.reader = Reader()
+        self._latency = latency
+        self._speed = speed
+
+    def seconds(self, step: ScheduledStep) -> float:
+        return self._latency.seconds(step.workload) / self._speed
+
+
+class Play(Course):
+    """A run, until it is over; mutable."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        fleet: DetailedFleet,
+        policy: Callable[[], Policy],
+        name: str,
+        sessions: Sequence[int],
+        dice: random.Random,
+        keys: TraceKeys | None,
+    ) -> None:
+        speeds = [*fleet.speeds, *[1.0] * fleet.replicas][: fleet.replicas]
+        self._speeds = [prefill_speed(fleet) * speed for speed in speeds]
+        scale = 1 / fleet.rate if fleet.load is None else scale_to(trace, fleet.load * sum(self._speeds))
+        super().__init__(trace, Arrivals(trace, scale, closed_loop=fleet.closed_loop))
+        self._settings = fleet
+        self._sessions = sessions
+        self._dice = dice
+        self._keys = keys or TraceKeys(trace, fleet.block_size)
+        self._recipe = Recipe(block_size=fleet.block_size)
+        longest = max([inp + out for inp, out in zip(trace.inputs, trace.outputs, strict=True)], default=1)
+        room = fleet.blocks * fleet.block_size
+        self._config = EngineConfig(
+            self._recipe,
+            fleet.blocks + 1,
+            max_num_batched_tokens=fleet.max_num_batched_tokens,
+            max_num_seqs=fleet.max_num_seqs,
+            max_model_len=min(longest + 1, room),
+            async_scheduling=fleet.async_scheduling,
+            announce_tokens=False,
+        )
+        self._store = (
+            None if fleet.store is None or fleet.store.loads == "never" else SharedStore(fleet.store, fleet.block_size)
+        )
+        self._replicas = [
+            PlayedReplica(number, ReplicaId(f"r{number:03}"), Engine(self._config, self._store), speed, fleet.latency)
+            for number, speed in enumerate(speeds)
+        ]
+        self._gateways = [self._gateway(policy(), name) for _ in range(fleet.gateways)]
+        for replica in self._replicas:
+            self._introduce(replica)
+        self._open: dict[int, Sent] = {}
+        self._held: dict[tuple[int, int], Held] = {}  # by gateway and lease
+        self._due = [-math.inf] * fleet.gateways
+        self._in_turn = 0
+        self._ticking = False
+        self._computed: set[int] = set()  # keys that somebody has had
+
+    def run(self, name: str, seed: int) -> Run:
+        for restart in self._settings.restarts:
+            self._push(restart.at, self._die, self._replicas[restart.replica], restart.down)
+        self._play(self._arrive)
+        settings = self._settings
+        told = {
+            key: value for key, value in msgspec.structs.asdict(settings).items() if key not in _STRUCTURED + _OPTIONAL
+        }
+        told |= {key: _text(getattr(settings, key)) for key in _STRUCTURED}
+        told |= {key: _text(value) for key in _OPTIONAL if (value := getattr(settings, key)) is not None}
+        busy = [replica.busy_seconds for replica in self._replicas]
+        return self._run_of(name, seed, {"model": "detailed", **told}, busy)
+
+    # Requests
+
+    def _arrive(self, now: float, request: int, attempt: int = 1, came: float | None = None) -> None:
+        came = now if came is None else came
+        self._arrivals[request] = came
+        tokens = self._trace.inputs[request]
+        self._keep_ticking(now)
+        if tokens + 1 > self._config.max_model_len:
+            self._leave(now, request)
+            return
+        gateway, self._in_turn = self._in_turn, (self._in_turn + 1) % len(self._gateways)
+        try:
+            decision = self._route(now, gateway, request)
+        except RequestError:
+            if attempt < ATTEMPTS:
+                self._push(now + RETRY_SECONDS, self._arrive, request, attempt + 1, came)
+            else:
+                self._leave(now, request)
+            return
+        self._chosen[request] = int(decision.replica.id[1:])
+        self._place(now, gateway, Held(request, attempt, came, decision))
+
+    def _place(self, now: float, gateway: int, held: Held) -> None:
+        """What was decided is done as soon as the router lets it go."""
+        if self._gateways[gateway].is_held(held.decision.lease):
+            self._held[gateway, held.decision.lease] = held
+            self._look(now, gateway)
+        else:
+            self._send(now, gateway, held)
+
+    def _route(self, now: float, gateway: int, request: int, part: Part = Part.WHOLE) -> Decision:
+        """Where this part of the request goes, as the gateway decides.
+
+        Raises:
+            RequestError: nobody can take it.
+        """
+        session = self._sessions[request]
+        number = 0 if session == NO_SESSION else session + 1
+        wanted = RouteRequest(
+            MODEL,
+            GivenKeys(self._keys.of(request)),
+            (self._trace.inputs[request],),
+            session=number ^ PREFILL_SESSION if part is Part.PREFILL and number else number,
+            request_id=str(request),
+            part=part,
+        )
+        return self._gateways[gateway].route(wanted, now, self._dice.random())
+
+    def _look(self, now: float, gateway: int) -> None:
+        """Who was held at this gateway goes on, if it is time; whoever it was held for may be gone."""
+        router = self._gateways[gateway]
+        for lease in router.stranded(now):
+            held = self._held.pop((gateway, lease))
+            router.release(lease, Outcome.CANCELLED, now)
+            self._push(now, self._arrive, held.request, held.attempt, held.came)
+        for lease in router.dispatch(now):
+            self._send(now, gateway, self._held.pop((gateway, lease)))
+        self._look_later(gateway)
+
+    def _look_later(self, gateway: int) -> None:
+        due = self._gateways[gateway].due()
+        if due is not None and due != self._due[gateway]:
+            self._due[gateway] = due
+            self._push(due, self._look, gateway)
+
+    def _send(self, now: float, gateway: int, held: Held) -> None:
+        request, attempt, came, decision = held.request, held.attempt, held.came, held.decision
+        tokens, keys = self._trace.inputs[request], self._keys.of(request)
+        replica = self._replicas[int(decision.replica.id[1:])]
+        engine = replica.engine
+        if engine is None:  # nobody is there, and the router does not know it yet
+            self._gateways[gateway].release(decision.lease, Outcome.UNREACHABLE, now)
+            self._tell_lost(replica)
+            self._push(now, self._arrive, request, attempt + 1, came)
+            return
+        name = f"{request}/{attempt}"
+        self._open[request] = Sent(gateway, decision, self._known(keys, tokens))
+        replica.sent[name] = request
+        most = most_loaded(decision.hint)
+        engine.add(EngineRequest(name, KeyPrompt(tokens, keys), self._trace.outputs[request], max_load_tokens=most))
+        self._run(now, replica)
+
+    def _leave(self, now: float, request: int) -> None:
+        """Nobody has taken it."""
+        self._chosen[request] = REFUSED
+        self._follow(now, request, self._arrive)
+
+    # Engines
+
+    def _run(self, now: float, replica: PlayedReplica) -> None:
+        """The engine's next step, if it has anything to do and computes none."""
+        engine = replica.engine
+        if engine is None or replica.step is not None or not engine.has_work:
+            return
+        step = replica.step = engine.schedule()
+        seconds = replica.seconds(step)
+        replica.busy_seconds += seconds
+        self._push(now + seconds, self._stepped, replica, replica.life, step)
+        for name, tokens in step.loads.items():
+            self._push(replica.reader.load(now, self._load_seconds(tokens)), self._loaded, replica, replica.life, name)
+
+    def _load_seconds(self, tokens: int) -> float:
+        """What it takes a replica to load so many."""
+        assert self._store is not None, "it is what engines load from"
+        return self._store.seconds(tokens)
+
+    def _loaded(self, now: float, replica: PlayedReplica, life: int, name: str) -> None:
+        if replica.engine is not None and replica.life == life:
+            replica.engine.loaded(name)
+            self._run(now, replica)
+
+    def _stepped(self, now: float, replica: PlayedReplica, life: int, step: ScheduledStep) -> None:
+        engine = replica.engine
+        if engine is None or replica.life != life:
+            return
+        replica.step = None
+        result = engine.complete(step, _sample)
+        stored: list[KVEvent] = []
+        for name, cached in result.cached_tokens.items():
+            request = replica.sent[name]
+            self._began(now, replica, request, cached)
+            if self._store is not None:
+                full = self._trace.inputs[request] // self._settings.block_size
+                stored += self._store.put(self._keys.of(request)[:full])
+        for name in result.finished:
+            self._ended(now, replica, replica.sent.pop(name))
+        if result.events or stored:
+            self._publish(now, replica, result.events, stored)
+        self._run(now, replica)
+
+    def _began(self, now: float, replica: PlayedReplica, request: int, cached: int) -> None:
+        sent = self._open[request]
+        sent.has_begun = True
+        self._gateways[sent.gateway].started(sent.decision.lease, now)
+        self._look(now, sent.gateway)
+        self._ttfts[request] = now - self._arrivals[request] + self._settings.latency.request
+        sent.cached = cached
+        # All of a prompt can be loaded: its last token is computed anew all the same.
+        self._hits[request] = hit = min(cached, self._trace.inputs[request] - 1)
+        self._explain(request, sent, hit)
+
+    def _ended(self, now: float, replica: PlayedReplica, request: int) -> None:
+        sent = self._open.pop(request)
+        tokens = self._trace.inputs[request]
+        truth = Truth(tokens, sent.cached, self._trace.outputs[request], "length", 200)
+        self._gateways[sent.gateway].release(sent.decision.lease, Outcome.OK, now, truth)
+        self._look(now, sent.gateway)
+        now += self._settings.latency.request  # the client has it later than the engine
+        self._latencies[request] = now - self._arrivals[request]
+        self._end = now
+        self._follow(now, request, self._arrive)
+
+    # Events
+
+    def _publish(self, now: float, replica: PlayedReplica, events: list[KVEvent], stored: list[KVEvent]) -> None:
+        settings = self._settings
+        for event in events:
+            if isinstance(event, BlockStored):
+                self._computed.update(event.block_hashes)
+        if settings.event_loss and self._dice.random() < settings.event_loss:
+            return
+        self._push(now + settings.event_lag, self._hear, replica, replica.life, events, stored)
+
+    def _hear(
+        self, now: float, replica: PlayedReplica, life: int, events: list[KVEvent], stored: list[KVEvent]
+    ) -> None:
+        """What the engine tells of its cache, and of what it has written into the store, which outlives it."""
+        for gateway in self._gateways:
+            if events and replica.life == life:
+                gateway.caches.apply(replica.name, events)
+            if stored:
+                gateway.caches.stores.observe(NAME, Apply([Batch(now, stored)]))
+
+    # Faults
+
+    def _die(self, now: float, replica: PlayedReplica, down: float) -> None:
+        """The engine is gone; requests that had not begun are sent elsewhere, the others are lost for their clients."""
+        lost = list(replica.sent.values())
+        replica.engine, replica.step, replica.life = None, None, replica.life + 1
+        replica.reader = Reader()
+        replica.sent.clear()
+        self._tell_lost(replica)
+        for request in lost:
+            sent = self._open.pop(request)
+            outcome = Outcome.ERROR if sent.has_begun else Outcome.UNREACHABLE
+            self._gateways[sent.gateway].release(sent.decision.lease, outcome, now)
+            if sent.has_begun:
+                self._latencies[request] = now - self._arrivals[request]
+                self._follow(now, request, self._arrive)
+            else:
+                self._push(now, self._arrive, request, 2, self._arrivals[request])
+        self._push(now + down, self._return, replica, replica.life)
+
+    def _return(self, now: float, replica: PlayedReplica, life: int) -> None:
+        if replica.life != life:  # it has died again meanwhile, and comes back later
+            return
+        replica.engine = Engine(self._config, self._store)
+        for gateway in self._gateways:
+            gateway.caches.apply(replica.name, [AllBlocksCleared()])
+            gateway.set_status(replica.name, Status.READY)
+
+    def _tell_lost(self, replica: PlayedReplica) -> None:
+        for gateway in self._gateways:
+            gateway.set_status(replica.name, Status.LOST)
+
+    # How
+
+    def _gateway(self, policy: Policy, name: str) -> Router:
+        settings = self._settings.store
+        if self._store is None or settings is None:
+            return Router(policy, name)
+        store, economy = known_store(settings, MODEL)
+        return Router(policy, name, stores=[store], economy=economy)
+
+    def _introduce(self, replica: PlayedReplica) -> None:
+        """The gateways learn of the replica, and that its keys are what they compute."""
+        store = self._settings.store
+        can_be_told = store is not None and store.loads == "mixed"
+        described = Replica(
+            replica.name,
+            f"http://{replica.name}",
+            models=(MODEL,),
+            recipe=self._recipe,
+            num_gpu_blocks=self._settings.blocks + 1,
+            role=self._role(replica),
+            connectors=(OFFLOADING,) if can_be_told else (),
+            release=RELEASE if can_be_told else None,
+        )
+        for gateway in self._gateways:
+            gateway.put(described)
+            gateway.caches.apply(replica.name, [proof(self._recipe), AllBlocksCleared()])
+            live = gateway.fleet.get(replica.name)
+            assert live is not None, "what was put is there"
+            if self._settings.knows_speeds:
+                live.fix_speed(self._speeds[replica.number])
+
+    def _role(self, _: PlayedReplica) -> Role:
+        return Role.BOTH
+
+    def _keep_ticking(self, now: float) -> None:
+        if not self._ticking:
+            self._ticking = True
+            self._push(now + TICK_SECONDS, self._tick)
+
+    def _tick(self, now: float) -> None:
+        for number, gateway in enumerate(self._gateways):
+            gateway.tick(now)
+            self._look(now, number)
+        self._ticking = False
+        if self._is_busy:
+            self._keep_ticking(now)
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._open or self._held)
+
+    def _known(self, keys: Sequence[int], tokens: int) -> int:
+        size, computed = self._settings.block_size, self._computed
+        # Whoever has had a block has had all before it.
+        known = bisect_left(keys, 1, hi=(tokens - 1) // size, key=lambda each: each not in computed)
+        return known * size
+
+    def _seen(self, _: int, sent: Sent) -> Iterable[Candidate]:
+        """The replicas that a request could have hit, as its gateway saw them."""
+        return sent.decision.candidates
+
+    def _explain(self, request: int, sent: Sent, cached: int) -> None:
+        """Why what it did not hit had to be computed, as the gateway's candidates show it."""
+        tokens = self._trace.inputs[request]
+        best = max([each.cached_tokens for each in self._seen(request, sent)])
+        elsewhere = max(0, min(best, sent.known) - cached)
+        awaited = max(0, best - max(sent.known, cached))  # expected, and not told yet
+        evicted = max(0, sent.known - cached) - elsewhere
+        first = tokens - cached - awaited - elsewhere - evicted
+        for at, missed in enumerate((first, awaited, elsewhere, evicted)):
+            self._missed[at] += missed
+
+
+def _sample(_: str) -> int:
+    return 0
+
+
+_STRUCTURED: Final = ("latency", "speeds", "restarts")
+_OPTIONAL: Final = ("store", "disaggregation")
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()

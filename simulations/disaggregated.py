@@ -1,0 +1,163 @@
+"""A run of the detailed model whose prefill and decode replicas are apart.
+
+Knows both legs of a split request, as the gateway sends them one after the other (vLLM's NixlConnector): the prompt is computed
+on one replica, which keeps its blocks until they are fetched; then the other one, which the router has chosen before, loads
+what it does not hold over its link, computes the last token and answers. Never knows what a policy thinks. Nothing fails here.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from balancer.core import Candidate, Decision, Outcome, Truth
+from balancer.disaggregation.choosing import Quicker, Threshold
+from balancer.disaggregation.roles import Part, Role
+from balancer.economics.economy import Economy
+from balancer.economics.links import Link
+from balancer.economics.settings import ModelSettings
+from balancer.policies.base import Policy
+from balancer.router import Router
+from simulations.detailed_fleet import DetailedFleet
+from simulations.detailed_play import MODEL, Held, Play, PlayedReplica, Sent
+from simulations.engine import EngineRequest
+from simulations.keys import TraceKeys
+from simulations.sequences import KeyPrompt
+from simulations.traces.trace import Trace
+
+EVERY: Final = Threshold(0)
+"""Splits every prompt."""
+
+
+class _Prompt(msgspec.Struct):
+    """A split request until its end.
+
+    ``whole`` is its place at the decode replica, ``name`` that of its prompt at the other one, ``known`` how many leading
+    tokens somebody had computed before, ``cached`` what the prefill replica had.
+    """
+
+    gateway: int
+    whole: Held
+    decision: Decision
+    name: str
+    known: int
+    cached: int = 0
+
+
+class SplitPlay(Play):
+    """A run, until it is over; mutable."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        fleet: DetailedFleet,
+        policy: Callable[[], Policy],
+        name: str,
+        sessions: Sequence[int],
+        dice: random.Random,
+        keys: TraceKeys | None,
+    ) -> None:
+        assert fleet.disaggregation is not None, "it is asked for by that"
+        self._split = fleet.disaggregation
+        self._link = Link(self._split.gbits * 1e9 / 8, self._split.latency)
+        self._prompts: dict[int, _Prompt] = {}
+        super().__init__(trace, fleet, policy, name, sessions, dice, keys)
+
+    # Requests
+
+    def _send(self, now: float, gateway: int, held: Held) -> None:
+        if held.part is Part.PREFILL:
+            self._compute(now, held)
+        elif held.decision.is_split:
+            request = held.request
+            decision = self._route(now, gateway, request, Part.PREFILL)
+            known = self._known(self._keys.of(request), self._trace.inputs[request])
+            self._prompts[request] = _Prompt(gateway, held, decision, f"{request}/prompt", known)
+            self._place(now, gateway, Held(request, held.attempt, held.came, decision, Part.PREFILL))
+        else:
+            super()._send(now, gateway, held)
+
+    def _compute(self, now: float, held: Held) -> None:
+        """The first leg."""
+        prompt = self._prompts[held.request]
+        replica, key_prompt = self._replica(prompt.decision), self._key_prompt(held.request)
+        self._add(now, replica, EngineRequest(prompt.name, key_prompt, 1, keeps_blocks=True), held.request)
+
+    def _answer(self, now: float, request: int) -> None:
+        """The second leg."""
+        prompt, tokens, answer = self._prompts[request], self._trace.inputs[request], self._trace.outputs[request]
+        self._open[request] = Sent(prompt.gateway, prompt.whole.decision, prompt.known)
+        name = f"{request}/{prompt.whole.attempt}"
+        wanted = EngineRequest(name, self._key_prompt(request), answer, remote_tokens=tokens)
+        self._add(now, self._replica(prompt.whole.decision), wanted, request)
+
+    def _add(self, now: float, replica: PlayedReplica, wanted: EngineRequest, request: int) -> None:
+        assert replica.engine is not None, "nobody dies here"
+        replica.sent[wanted.id] = request
+        replica.engine.add(wanted)
+        self._run(now, replica)
+
+    # Engines
+
+    def _load_seconds(self, tokens: int) -> float:
+        return self._link.seconds(tokens * self._split.token_bytes)
+
+    def _loaded(self, now: float, replica: PlayedReplica, life: int, name: str) -> None:
+        prompt = self._prompts[replica.sent[name]]
+        super()._loaded(now, replica, life, name)
+        sender = self._replica(prompt.decision)
+        assert sender.engine is not None, "nobody dies here"
+        sender.engine.let_go(prompt.name)
+        self._run(now, sender)
+
+    def _began(self, now: float, replica: PlayedReplica, request: int, cached: int) -> None:
+        prompt = self._prompts.get(request)
+        if prompt is None:
+            super()._began(now, replica, request, cached)
+        elif self._role(replica) is Role.PREFILL:
+            prompt.cached = cached
+            self._gateways[prompt.gateway].started(prompt.decision.lease, now)
+            self._look(now, prompt.gateway)
+        else:
+            super()._began(now, replica, request, prompt.cached)  # what had not to be computed
+
+    def _ended(self, now: float, replica: PlayedReplica, request: int) -> None:
+        if self._role(replica) is Role.DECODE:
+            super()._ended(now, replica, request)
+            self._prompts.pop(request, None)
+            return
+        prompt = self._prompts[request]
+        truth = Truth(self._trace.inputs[request], prompt.cached, 1, "length", 200)
+        self._gateways[prompt.gateway].release(prompt.decision.lease, Outcome.OK, now, truth)
+        self._look(now, prompt.gateway)
+        self._answer(now, request)
+
+    # How
+
+    def _gateway(self, policy: Policy, name: str) -> Router:
+        split = self._split
+        economy = Economy(
+            models=[ModelSettings(name=MODEL, bytes_per_token=split.token_bytes)],
+            transfer=Link(split.gbits * 1e9 / 8, split.latency),
+        )
+        worth = EVERY if split.splits == "always" else Quicker(EVERY)
+        return Router(policy, name, economy=economy, worth=worth, answer_weight=split.answer_weight)
+
+    def _role(self, replica: PlayedReplica) -> Role:
+        return Role.PREFILL if replica.number < self._split.prefill else Role.DECODE
+
+    def _replica(self, decision: Decision) -> PlayedReplica:
+        return self._replicas[int(decision.replica.id[1:])]
+
+    def _key_prompt(self, request: int) -> KeyPrompt:
+        return KeyPrompt(self._trace.inputs[request], self._keys.of(request))
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._prompts) or super()._is_busy
+
+    def _seen(self, request: int, sent: Sent) -> Iterable[Candidate]:
+        prompt = self._prompts.get(request)
+        yield from super()._seen(request, sent)
+        yield from () if prompt is None else prompt.decision.candidates

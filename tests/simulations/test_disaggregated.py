@@ -1,0 +1,246 @@
+"""``simulations/disaggregated.py``: prompts computed on one replica and answered by another, and what that must cost."""
+
+from collections import Counter
+from itertools import pairwise
+from random import Random
+from typing import Any, Final, Literal
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from balancer.router import Router
+from simulations.detailed import play_detailed
+from simulations.detailed_fleet import DetailedFleet, Disaggregation, Restart
+from simulations.grid import encode
+from simulations.latency import LatencyModel
+from simulations.named_policies import parse
+from simulations.results import Run, summarise
+from simulations.store import StoreSettings
+from simulations.traces.sessions import derived_sessions
+from simulations.traces.trace import Trace, TraceBuilder
+
+SIZE: Final = 4
+RATES: Final = LatencyModel.from_rates(prefill_tokens_per_second=1000, decode_seconds_per_token=0.001)
+FLEET: Final = DetailedFleet(replicas=2, blocks=200, block_size=SIZE, latency=RATES, knows_speeds=True, event_lag=0.0)
+
+
+def apart(
+    seconds_a_token: float, prefill: int = 1, splits: Literal["quicker", "always"] = "always", **more: Any
+) -> Any:
+    gbits, latency = 8e-9 / seconds_a_token, more.pop("latency", 0.0)
+    return Disaggregation(prefill, gbits, latency, token_bytes=1, splits=splits, **more)
+
+
+def trace_of(*requests: tuple[float, int, int, list[int]]) -> Trace:
+    builder = TraceBuilder("made", SIZE, is_chained=False)
+    for arrival, tokens, answer, ids in requests:
+        builder.add(arrival, tokens, answer, ids)
+    return builder.build()
+
+
+def talks(count: int = 30, turns: int = 4, gap: float = 1.0, answer: int = 12) -> Trace:
+    dice, builder = Random(1), TraceBuilder("made", SIZE, is_chained=False)
+    for talk in range(count):
+        when, blocks = dice.random() * gap * turns, 5 + dice.randrange(1, 20)
+        ids = [0, *range(1000 * talk + 1, 1000 * talk + blocks)]
+        for _ in range(turns):
+            said = dice.randrange(1, answer)
+            builder.add(when, blocks * SIZE - 1, said, ids, session=talk)
+            more = said // SIZE + 1 + dice.randrange(1, 4)
+            ids = [*ids, *range(1000 * talk + blocks, 1000 * talk + blocks + more)]
+            blocks += more
+            when += gap * (0.5 + dice.random())
+    return builder.build()
+
+
+def played(trace: Trace, fleet: DetailedFleet, policy: str = "predicted_ttft", seed: int = 1) -> Run:
+    (named,) = parse(policy)
+    return play_detailed(trace, fleet, named.make, policy, derived_sessions(trace), seed)
+
+
+def changed(**changes: Any) -> DetailedFleet:
+    return msgspec.structs.replace(FLEET, **changes)
+
+
+def test_a_prompt_is_computed_there_moved_and_answered_here() -> None:
+    """42 tokens at 1,000 a second and the step's token there; 42 tokens over the link; the last one here."""
+    run = played(trace_of((0.0, 42, 5, list(range(11)))), changed(disaggregation=apart(0.0005, latency=0.003)))
+    assert list(run.chosen) == [1]
+    assert run.ttfts[0] == pytest.approx(0.042 + 0.003 + 42 * 0.0005 + 0.001)
+    assert run.latencies[0] == pytest.approx(run.ttfts[0] + 4 * 0.001)
+    assert run.busy == pytest.approx([0.042, 0.005])
+    assert (list(run.hits), run.misses.first) == ([0], 42)
+
+
+def test_both_keep_what_they_had_and_only_the_rest_is_computed_and_moved() -> None:
+    again = trace_of((0.0, 42, 1, list(range(11))), (10.0, 50, 1, list(range(13))))
+    run = played(again, changed(disaggregation=apart(0.0005)))
+    assert list(run.hits) == [0, 40]
+    assert run.ttfts[1] == pytest.approx(0.010 + 10 * 0.0005 + 0.001)
+
+
+def test_what_another_prefill_replica_held_was_elsewhere() -> None:
+    """Round robin: the last prompt comes to the one that has not computed it; who answers has evicted its end by then."""
+    prompts = [[0, *range(1000 * at, 1000 * at + 10)] for at in (1, 2, 3, 1)]
+    trace = trace_of(*[(10.0 * at, 42, 1, ids) for at, ids in enumerate(prompts)])
+    run = played(trace, changed(replicas=3, blocks=25, disaggregation=apart(1e-5, prefill=2)), "round_robin")
+    assert list(run.hits) == [0, 0, 4, 4]
+    assert (run.misses.elsewhere, run.misses.evicted) == (4 + 36, 0)
+
+
+def ticked(monkeypatch: pytest.MonkeyPatch) -> Counter[Router]:
+    """Routers, and how often each was told the time."""
+    found, tick = Counter[Router](), Router.tick
+
+    def noted(self: Router, now: float) -> None:
+        found[self] += 1
+        tick(self, now)
+
+    monkeypatch.setattr(Router, "tick", noted)
+    return found
+
+
+def test_while_a_prompt_is_computed_the_router_is_told_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ticked(monkeypatch)
+    played(trace_of((0.0, 9000, 1, list(range(2250)))), changed(blocks=3000, disaggregation=apart(1e-5)))
+    assert list(found.values()) == [10]
+
+
+def test_whatever_is_split_every_lease_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    routers = ticked(monkeypatch)
+    played(talks(), changed(replicas=4, disaggregation=apart(1e-4, prefill=2, splits="quicker")))
+    (router,) = routers
+    assert {(live.in_flight, live.queued_tokens) for live in router.fleet} == {(0, 0)}
+
+
+def test_transfers_to_one_replica_go_one_after_the_other() -> None:
+    trace = trace_of(*[(0.0, 42, 1, list(range(100 * at, 100 * at + 11))) for at in range(2)])
+    run = played(trace, changed(replicas=3, disaggregation=apart(0.01, prefill=2)))
+    assert sorted(run.ttfts) == pytest.approx([0.042 + 0.42 + 0.001, 0.042 + 0.84 + 0.001])
+
+
+def test_blocks_are_kept_until_they_are_fetched_and_then_let_go() -> None:
+    """The prefill replica's cache holds two of these prompts: the third one waits until the first has been moved."""
+    trace = trace_of(*[(0.0, 398, 1, list(range(1000 * at, 1000 * at + 100))) for at in range(3)])
+    run = played(trace, changed(disaggregation=apart(0.01)))
+    assert sorted(run.ttfts)[1] == pytest.approx(0.398 + 2 * 3.98 + 0.001)
+    assert sorted(run.ttfts)[2] == pytest.approx(0.398 + 3 * 3.98 + 0.001), "it was computed meanwhile"
+    single = played(trace, changed(blocks=100, disaggregation=apart(0.01)))
+    assert sorted(single.ttfts)[1] > 0.398 + 3.98 + 0.398 + 3.98
+
+
+def test_answers_are_not_held_up_by_prompts() -> None:
+    """One answers for 200 ms while a prompt of 300 ms comes: together, the answer stands still for that long."""
+    trace = trace_of((0.0, 10, 200, [1, 2, 3]), (0.05, 302, 1, list(range(100, 176))))
+    alone = played(trace, changed(replicas=1, max_num_batched_tokens=512))
+    split = played(trace, changed(max_num_batched_tokens=512, disaggregation=apart(1e-6)))
+    assert alone.latencies[0] > 0.5
+    assert split.latencies[0] == pytest.approx(0.010 + 0.2, abs=0.01)
+
+
+def test_only_what_is_quicker_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    decided = []
+    route = Router.route
+
+    def noted(self: Router, request: Any, now: float, draw: float) -> Any:
+        decided.append(route(self, request, now, draw))
+        return decided[-1]
+
+    monkeypatch.setattr(Router, "route", noted)
+    trace = trace_of((0.0, 10, 300, [1, 2, 3]), (0.1, 302, 1, list(range(100, 176))))
+    played(trace, changed(disaggregation=apart(1e-5, splits="quicker")))
+    assert [each.is_split for each in decided] == [False, True, False], "nobody answers when the first one comes"
+    decided.clear()
+    run = played(trace, changed(disaggregation=apart(0.1, splits="quicker")))
+    assert not any(each.is_split for each in decided), "the link is too slow"
+    assert list(run.chosen) == [1, 1]
+    decided.clear()
+    played(trace, changed(disaggregation=apart(0.1)))
+    assert sum(each.is_split for each in decided) == 2
+
+
+@pytest.mark.parametrize("policy", ["predicted_ttft", "round_robin"])
+def test_over_slower_links_a_busy_fleet_is_slower(policy: str) -> None:
+    trace = talks()
+    means = [
+        summarise(played(trace, changed(replicas=4, disaggregation=apart(seconds, prefill=2)), policy)).ttft_mean
+        for seconds in (1e-9, 1e-5, 1e-4, 1e-3, 1e-2)
+    ]
+    assert all(slower > 0.99 * quicker for quicker, slower in pairwise(means))
+    assert means[-1] > 1.5 * means[0]
+
+
+def test_to_choose_is_not_much_worse_than_to_split_always() -> None:
+    trace = talks(60, gap=0.3)
+    for seconds in (1e-5, 1e-3):
+        quicker, always = (
+            summarise(played(trace, changed(replicas=4, disaggregation=apart(seconds, 2, splits)))).ttft_mean
+            for splits in ("quicker", "always")
+        )
+        assert quicker <= 1.1 * always, f"{seconds} s a token"
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    prefill=st.integers(1, 3),
+    gateways=st.integers(1, 2),
+    loss=st.sampled_from([0.0, 0.3]),
+    lag=st.sampled_from([0.0, 1.0]),
+    seconds=st.sampled_from([1e-6, 1e-3, 0.02]),
+    splits=st.sampled_from(["quicker", "always"]),
+    policy=st.sampled_from(["predicted_ttft", "round_robin", "session_sticky", "cache_aware"]),
+    blocks=st.sampled_from([40, 60, 200]),
+    is_async=st.booleans(),
+)
+def test_everybody_is_served_and_all_of_it_repeats(
+    prefill: int,
+    gateways: int,
+    loss: float,
+    lag: float,
+    seconds: float,
+    splits: Literal["quicker", "always"],
+    policy: str,
+    blocks: int,
+    is_async: bool,
+) -> None:
+    trace = talks(15, gap=0.4)
+    fleet = changed(
+        replicas=4,
+        blocks=blocks,
+        gateways=gateways,
+        event_loss=loss,
+        event_lag=lag,
+        async_scheduling=is_async,
+        disaggregation=apart(seconds, prefill, splits),
+    )
+    run = played(trace, fleet, policy)
+    assert summarise(run).refused == 0
+    for at, tokens in enumerate(run.inputs):
+        assert prefill <= run.chosen[at] < 4, "who computes prompts answers nobody"
+        assert 0 <= run.hits[at] < tokens
+        assert 0 < run.ttfts[at] <= run.latencies[at]
+    misses = msgspec.structs.astuple(run.misses)
+    assert min(misses) >= 0
+    assert sum(misses) == sum(run.inputs) - sum(run.hits)
+    assert encode(run) == encode(played(trace, fleet, policy))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"disaggregation": apart(1, prefill=2)},
+            "disaggregation.prefill: must leave one of 2 replicas to answer at least",
+        ),
+        (
+            {"disaggregation": apart(1), "store": StoreSettings()},
+            "disaggregation: is not played with restarts or a store yet; leave either out",
+        ),
+        ({"disaggregation": apart(1), "restarts": (Restart(1.0, 0),)}, "disaggregation: is not played with restarts"),
+    ],
+)
+def test_what_cannot_be_played_is_told(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DetailedFleet(replicas=2, **changes)
