@@ -42,7 +42,7 @@ FAREWELL_SECONDS: Final = 1.0
 """How long a request that is given up has to tell its client."""
 
 NEW_SECONDS: Final = 2.0
-"""How long a server that ends waits for the first request of a connection: it is on its way, and has not been answered anywhere."""
+"""How long a server that ends waits for the first request of a connection: it is on its way, and nobody else has it."""
 
 App: TypeAlias = Callable[[Request, Reply], Coroutine[Any, Any, None] | None]
 

@@ -478,7 +478,7 @@ def test_a_stop_lets_answers_end_and_takes_no_more() -> None:
 
 @pytest.mark.parametrize("read", [0, 1, 20, -1])
 def test_a_stop_lets_a_request_come_that_is_on_its_way(read: int) -> None:
-    """A client that has connected sends at once; whatever of it has been read, a closed connection would leave it without a word."""
+    """A client that has connected sends at once; whatever was read of that, a close would leave it without a word."""
 
     async def check(served: Front) -> None:
         reader, writer = await asyncio.open_connection(*served.address)
