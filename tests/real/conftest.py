@@ -71,6 +71,27 @@ def gateway(
         gateway.stop()
 
 
+@pytest.fixture(scope="module")
+def wide_gateway(
+    engines: Engines, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    """``kvlb serve`` in front of four: both, and two more."""
+    logs = pytestconfig.stash[_LOGS]
+    more = Engines(tmp_path_factory.mktemp("more-vllm"), logs)
+    try:
+        for engine in more.running:
+            engine.wait_ready()
+        log = tmp_path_factory.mktemp("wide-gateway") / "gateway.log"
+        logs.append(log)
+        gateway = Gateway([*engines.running, *more.running], log)
+        try:
+            yield gateway
+        finally:
+            gateway.stop()
+    finally:
+        more.stop()
+
+
 @pytest.fixture(scope="session")
 def witness(
     engines: Engines, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory

@@ -1,4 +1,4 @@
-"""The simulator against real vLLM: the same chats through two engines behind ``kvlb serve``, and through the detailed model.
+"""The simulator against real vLLM: the same chats through two and four engines behind ``kvlb serve``, and through the detailed model.
 
 The engines' small caches overflow. The model is played with what a simulation cannot know: when each request came and which
 engine got it, as they were seen. All else is its own: engines, caches, eviction, and time by ``kvlb calibrate`` of one of them.
@@ -56,19 +56,20 @@ def latency(engines: Engines) -> LatencyModel:
 
 def compare(
     play: Callable[[Gateway, Trace], Coroutine[Any, Any, list[Seen]]],
-    engines: Engines,
     gateway: Gateway,
     latency: LatencyModel,
     capsys: pytest.CaptureFixture[str],
 ) -> Compared:
-    for engine in engines.running:
+    for engine in gateway.engines:
         engine.post("/reset_prefix_cache")
     trace = WORKLOAD.generate(SEED)
     seen = asyncio.run(play(gateway, trace))
     assert {each.replica for each in seen} == set(gateway.replicas)
     found = compared(trace, seen, gateway.replicas, NUM_BLOCKS, CHUNK, latency)
     with capsys.disabled():
-        print(f"\n{play.__name__}: {found.requests} requests, {found.prompt_tokens:,} prompt tokens")
+        print(
+            f"\n{play.__name__}, {len(gateway.engines)} engines: {found.requests} requests, {found.prompt_tokens:,} prompt tokens"
+        )
         print(f"{found.evicted:,} of them evicted; busiest engine computed {found.load:.0%} of the time, by the model")
         print(
             f"cached tokens equal: {found.equal:.1%}; hit rate: vLLM {found.hit:.2%}, model {found.simulated_hit:.2%}"
@@ -86,20 +87,21 @@ def told(real: Sequence[float], simulated: Sequence[float]) -> str:
     return f"mean {mean:.1f} and {mean_too:.1f} ms, median {median:.1f} and {median_too:.1f} ms"
 
 
+@pytest.mark.parametrize("front", ["gateway", "wide_gateway"], ids=["two engines", "four engines"])
 def test_requests_in_turn_have_cached_what_vllm_says(
-    engines: Engines, gateway: Gateway, latency: LatencyModel, capsys: pytest.CaptureFixture[str]
+    front: str, request: pytest.FixtureRequest, latency: LatencyModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = compare(play_in_turn, engines, gateway, latency, capsys)
+    found = compare(play_in_turn, request.getfixturevalue(front), latency, capsys)
     assert found.evicted > 0, "the caches must overflow"
     assert found.equal >= 0.98
     assert found.simulated_hit == pytest.approx(found.hit, abs=0.005)
 
 
 def test_conversations_side_by_side_have_about_what_vllm_says(
-    engines: Engines, gateway: Gateway, latency: LatencyModel, capsys: pytest.CaptureFixture[str]
+    gateway: Gateway, latency: LatencyModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is evicted depends on who ends first, so on time, which a shared machine does not keep to."""
-    found = compare(play_together, engines, gateway, latency, capsys)
+    found = compare(play_together, gateway, latency, capsys)
     assert found.evicted > 0, "the caches must overflow"
     assert found.equal >= 0.85
     assert found.simulated_hit == pytest.approx(found.hit, abs=0.03)
