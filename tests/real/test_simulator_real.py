@@ -1,4 +1,4 @@
-"""The simulator against real vLLM: the same chats through two and four engines behind ``kvlb serve``, and through the detailed model.
+"""The simulator against real vLLM: the same chats through real engines behind ``kvlb serve``, and through the detailed model.
 
 The engines' small caches overflow. The model is played with what a simulation cannot know: when each request came and which
 engine got it, as they were seen. All else is its own: engines, caches, eviction, and time by ``kvlb calibrate`` of one of them.
@@ -68,7 +68,8 @@ def compare(
     found = compared(trace, seen, gateway.replicas, NUM_BLOCKS, CHUNK, latency)
     with capsys.disabled():
         print(
-            f"\n{play.__name__}, {len(gateway.engines)} engines: {found.requests} requests, {found.prompt_tokens:,} prompt tokens"
+            f"\n{play.__name__}, {len(gateway.engines)} engines: {found.requests} requests, "
+            f"{found.prompt_tokens:,} prompt tokens"
         )
         print(f"{found.evicted:,} of them evicted; busiest engine computed {found.load:.0%} of the time, by the model")
         print(
