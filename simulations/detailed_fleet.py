@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from simulations.latency import LatencyModel
-from simulations.store import StoreSettings
+from simulations.store import Delay, Rate, StoreSettings, Weight
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -36,11 +36,11 @@ class Disaggregation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     prefill: Count
-    gbits: Positive = 100.0
-    latency: NotNegative = 0.001
-    token_bytes: Positive = 131_072.0
+    gbits: Rate = 100.0
+    latency: Delay = 0.001
+    token_bytes: Weight = 131_072.0
     splits: Literal["quicker", "always"] = "quicker"
-    answer_weight: NotNegative = 1.0
+    answer_weight: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 1.0
 
 
 class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

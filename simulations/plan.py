@@ -40,6 +40,8 @@ from simulations.traces.trace import Trace
 
 DEFAULT_POLICIES: Final = "predicted_ttft,cache_aware,round_robin"
 DEFAULT_LINK: Final = "100gbe"
+DAY_MS: Final = 86_400_000
+"""Longer than that no load waits for its first byte (``simulations.store``)."""
 
 MORE: Final = 4
 """Replicas more than the simple model asks for, at most, that the detailed one is tried with."""
@@ -256,8 +258,10 @@ def _store(args: argparse.Namespace, kinds: Sequence[Hardware], prices: Mapping[
     """The store that the flags speak of."""
     link, latency = link_of("--store-link", args.store_link), args.store_latency_ms
     if latency is not None:
-        if not 0 <= latency < float("inf"):
-            raise ConfigError(f"--store-latency-ms: must be a number of milliseconds, 0 or more, got {latency}")
+        if not 0 <= latency <= DAY_MS:
+            raise ConfigError(
+                f"--store-latency-ms: must be a number of milliseconds from 0 to {DAY_MS:,}, got {latency}"
+            )
         link = msgspec.structs.replace(link, latency=latency / 1000)
     if args.store_price is None:
         if latency is not None or args.store_link != DEFAULT_LINK:

@@ -10,16 +10,17 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from balancer.errors import ConfigError
-from simulations.detailed_fleet import DetailedFleet
+from simulations.detailed_fleet import DetailedFleet, Disaggregation
 from simulations.grid import Case
 from simulations.hardware.estimate import Hardware, estimate
 from simulations.named_policies import NamedPolicy, parse, value_of
 from simulations.simple import SimpleFleet
+from simulations.store import StoreSettings
 
 CACHE: Final = "cache"
 """Stands for ``blocks`` in tokens, in fleets and sweeps: what people know of a cache."""
@@ -32,6 +33,14 @@ _NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
 
 Kind = Literal["simple", "detailed"]
 FLEETS: Final[dict[str, type[SimpleFleet] | type[DetailedFleet]]] = {"simple": SimpleFleet, "detailed": DetailedFleet}
+
+TABLES: Final[dict[str, type[msgspec.Struct]]] = {"store": StoreSettings, "disaggregation": Disaggregation}
+"""Fields of a fleet that have fields of their own."""
+
+NONE: Final = "none"
+"""Stands for a fleet without one of these, so that it can be swept beside those that have one."""
+
+_BARE_NONE: Final = re.compile(r"(?:^|(?<=,))\s*none\s*(?=,|$)")
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,7 +127,7 @@ def with_hardware(model: Kind, hardware: Hardware | None, fleet: Mapping[str, An
     found = estimate(hardware)
     if not {"blocks", CACHE} & made.keys():
         made[CACHE] = found.cache_tokens
-    for field in ("store", "disaggregation"):
+    for field in TABLES:
         if isinstance(moved := made.get(field), dict):
             made[field] = {"token_bytes": found.kv_bytes, **moved}
     if model == "simple":
@@ -153,6 +162,9 @@ def fleet_of(model: Kind, fields: Mapping[str, Any]) -> SimpleFleet | DetailedFl
         if not isinstance(tokens, int | float) or tokens < size:
             raise ConfigError(f"fleet.{CACHE}: must be a number of tokens, one block ({size}) at least, got {tokens}")
         given["blocks"] = int(tokens // size)
+    given = {field: value for field, value in given.items() if field not in TABLES or value != NONE}
+    for field in TABLES.keys() & given.keys():
+        _check_table(field, given[field])
     given = {
         field: {key: number_of(each) for key, each in value.items()} if isinstance(value, dict) else number_of(value)
         for field, value in given.items()
@@ -170,7 +182,7 @@ def sweep_of(text: str, flag: str = "--sweep") -> tuple[str, list[Any]]:
         ConfigError: it is none.
     """
     field, equals, values = text.partition("=")
-    whole, tables = value_of(values), value_of(f"[{values}]")
+    whole, tables = value_of(values), value_of(f"[{_BARE_NONE.sub(repr(NONE), values)}]")
     if isinstance(whole, list):
         found = [whole]
     elif isinstance(tables, list) and any(isinstance(each, dict) for each in tables):
@@ -206,6 +218,22 @@ def _combined(fleet: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]) -> l
 
 def _unique(policies: Sequence[NamedPolicy]) -> list[NamedPolicy]:
     return list({policy.written: policy for policy in policies}.values())
+
+
+def _check_table(field: str, value: Any) -> None:
+    """Raises ConfigError where a table is none, or has a field that there is not, or a word that it does not know."""
+    kind = TABLES[field]
+    known = get_type_hints(kind)
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"fleet.{field}: must be {NONE} or a table of {', '.join(known)}, words in quotes, as in "
+            f"'{field}={{gbits=25}}'; got {value!r}"
+        )
+    for key, each in value.items():
+        if key not in known:
+            raise ConfigError(f"fleet.{field}.{key}: there is no such field; {_remedy(key, tuple(known))}")
+        if get_origin(known[key]) is Literal and each not in (words := get_args(known[key])):
+            raise ConfigError(f"fleet.{field}.{key}: must be one of {', '.join(words)}, got {each!r}")
 
 
 def _said(error: Exception) -> str:

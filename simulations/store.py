@@ -14,8 +14,9 @@ from balancer.economics.mix import Control, Mix, Source, cheapest, load_weight
 from balancer.economics.prefill import Prefill
 from balancer.economics.shape import CacheShape
 
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Rate = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+Delay = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+Weight = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,9 +30,9 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tokens: that there is room for, in the detailed model; what was used the longest time ago goes. None: without end.
     """
 
-    gbits: Positive = 100.0
-    latency: NotNegative = 0.001
-    token_bytes: Positive = 131_072.0
+    gbits: Rate = 100.0
+    latency: Delay = 0.001
+    token_bytes: Weight = 131_072.0
     loads: Literal["mixed", "always", "never"] = "mixed"
     tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
 

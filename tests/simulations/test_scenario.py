@@ -1,5 +1,6 @@
 """``simulations/scenario.py``: a file becomes cases, and whatever is wrong with it names the field and the remedy."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,42 @@ fleet.disaggregation = { prefill = 3, gbits = 25 }
         cases(load(written(tmp_path, text.replace('"detailed"', '"simple"'))))
     with pytest.raises(ConfigError, match=r"^fleet\.disaggregation\.prefill: must leave one of 3 replicas to answer"):
         cases(load(written(tmp_path, text + "fleet.replicas = 3")))
+
+
+@pytest.mark.parametrize("model", ["simple", "detailed"])
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [
+        ({"gbits": math.inf}, r"^fleet\.store\.gbits: .* <= 1000000"),
+        ({"gbits": 1e300}, r"^fleet\.store\.gbits: .* <= 1000000"),
+        ({"latency": math.inf}, r"^fleet\.store\.latency: .* <= 86400"),
+        ({"token_bytes": math.inf}, r"^fleet\.store\.token_bytes: .* <= 1000000000"),
+        ({"gbit": 25}, r"^fleet\.store\.gbit: there is no such field; did you mean gbits\?$"),
+        ({"loads": "some"}, r"^fleet\.store\.loads: must be one of mixed, always, never, got 'some'$"),
+        ("{loads=never}", r"^fleet\.store: must be none or a table of gbits, .* words in quotes"),
+        (100, r"^fleet\.store: must be none or a table of gbits, "),
+    ],
+)
+def test_what_no_store_can_be_is_said_with_its_field(model: Kind, store: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        fleet_of(model, {"store": store})
+
+
+@pytest.mark.parametrize("field", ["gbits", "latency", "token_bytes", "answer_weight"])
+def test_no_way_to_those_that_answer_is_without_end(field: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^fleet\.disaggregation\.{field}: .* <= "):
+        fleet_of("detailed", {"disaggregation": {"prefill": 1, field: math.inf}})
+
+
+def test_a_fleet_without_one_is_swept_beside_those_that_have_it() -> None:
+    field, values = sweep_of('disaggregation=none, {prefill=2, splits="always"}')
+    assert values == ["none", {"prefill": 2, "splits": "always"}]
+    asked = Scenario(policies=("round_robin",), sweep={field: values, "store": ["none"]})
+    assert [case.fleet for case in cases(asked)] == [
+        DetailedFleet(),
+        DetailedFleet(disaggregation=Disaggregation(2, splits="always")),
+    ]
+    assert sweep_of("store={gbits=25},none")[1] == [{"gbits": 25}, "none"]
 
 
 def test_room_in_a_store_is_a_number_with_a_letter_and_the_detailed_models_own() -> None:

@@ -304,6 +304,10 @@ def test_a_store_that_is_too_slow_is_not_worth_its_price(
         (("--store-price", "3", "--store-link", "5gbe"), "--store-link: there is no link '5gbe'; did you mean 25gbe?"),
         (("--store-price", "3", "--store-link", "0"), "--store-link: 0 is not a rate; give a number of Gbit/s above 0"),
         (("--store-price", "3", "--store-latency-ms", "-1"), "--store-latency-ms: must be a number of milliseconds"),
+        (
+            ("--store-price", "3", "--store-latency-ms", "1e9"),
+            "--store-latency-ms: must be a number of milliseconds from 0 to 86,400,000",
+        ),
         (("--store-link", "10gbe"), "--store-price: say what the store costs, 0 if it is there already"),
         (("--store-price", "3", "--gpu", "h100,l4"), "give that of l4, too, as in --price l4=2.5"),
     ],
