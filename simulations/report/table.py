@@ -116,13 +116,18 @@ def _fleet_words(every: Sequence[Cell], fleet: Fleet) -> str:
         words += f" with {count(fleet.cache_tokens)} tokens of cache each"
     names = varied_settings([result for cell in every for result in cell.results])
     varied = [
-        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={_spaced(value)}"
         for name, value in fleet.settings
         if name in names
     ]
     if varied:
         words += " (" + ", ".join(map(_safe, varied)) + ")"
     return words
+
+
+def _spaced(value: object) -> object:
+    """A table of settings with spaces, where its line can be folded."""
+    return value.replace(",", ", ") if isinstance(value, str) and value.startswith("{") else value
 
 
 def _grid(head: list[str], rows: list[list[str]], ends: int, width: int, colour: bool) -> str:

@@ -110,3 +110,10 @@ def test_who_served_nothing_has_no_figures() -> None:
     assert re.search(
         r"^cache_aware +- +- +- +- +- +- +100\.0 % +- +- +- +-$", table(report(result(refused=1.0)), width=140), re.M
     )
+
+
+def test_a_store_is_folded_between_its_settings() -> None:
+    text = '{"gbits":25.0,"latency":0.001,"token_bytes":131072.0,"loads":"mixed","tokens":null}'
+    made = table(report(result(settings={"store": text}), result(settings={})), width=60)
+    assert '"gbits":25.0, "latency":0.001,' in made.replace("\n", " ")
+    assert '"token_bytes":131072.0,' in made
