@@ -221,26 +221,22 @@ def test_a_reset_costs_one_wrong_prediction(gateway: Gateway, ledger: Ledger) ->
 def test_a_killed_engine_costs_no_request_and_is_exact_again_after_its_restart(
     gateway: Gateway, engines: Engines, ledger: Ledger
 ) -> None:
-    victim, survivor = gateway.replicas
+    async def stream_is_cut(session: Session, clients: Clients) -> int:
+        """Kill the engine that answers in the middle of it: the client must not take what it has for the whole."""
+        ask = clients.slow(40, LONG, is_stream=True)
+        async with session.http.post(gateway.url + ask.path, json=ask.body) as response:
+            received = await response.content.readany()
+            at = gateway.replicas.index(response.headers["x-kvlb-replica"])
+            engines.running[at].kill()
+            try:
+                while chunk := await response.content.readany():
+                    received += chunk
+            except aiohttp.ClientPayloadError:
+                pass
+            assert b"[DONE]" not in received
+            return at
 
-    async def stream_is_cut(session: Session, clients: Clients) -> None:
-        """Kill the engine in the middle of an answer: the client must not take what it has for the whole."""
-        while True:
-            ask = clients.slow(40, LONG, is_stream=True)
-            async with session.http.post(gateway.url + ask.path, json=ask.body) as response:
-                received = await response.content.readany()
-                if response.headers["x-kvlb-replica"] != victim:
-                    continue  # leaves; the next one goes to the other, which has not been chosen last
-                engines.running[0].kill()
-                try:
-                    while chunk := await response.content.readany():
-                        received += chunk
-                except aiohttp.ClientPayloadError:
-                    pass
-                assert b"[DONE]" not in received
-                return
-
-    async def is_another_life(session: Session, before: int) -> bool:
+    async def is_another_life(session: Session, victim: str, before: int) -> bool:
         replica = await session.replica(victim)
         events = replica["events"]
         return bool(
@@ -255,8 +251,9 @@ def test_a_killed_engine_costs_no_request_and_is_exact_again_after_its_restart(
         clients = Clients(seed=5)
         async with gateway.session() as session:
             await ask_all(session, ledger, "before a kill", clients, [clients.fresh(300) for _ in range(6)])
-            incarnation = (await session.replica(victim))["events"]["incarnation"]
-            await stream_is_cut(session, clients)
+            lives = [(await session.replica(name))["events"]["incarnation"] for name in gateway.replicas]
+            at = await stream_is_cut(session, clients)
+            victim, survivor = gateway.replicas[at], gateway.replicas[1 - at]
             gateway.publications[victim].restart()
             await session.settle([survivor])
             rows = await ask_all(session, ledger, "one engine killed", clients, clients.asks(1))
@@ -264,14 +261,14 @@ def test_a_killed_engine_costs_no_request_and_is_exact_again_after_its_restart(
             assert_exact(rows)
             assert (await session.replica(victim))["status"] == "lost"
 
-            engine = engines.restart(0)
+            engine = engines.restart(at)
             starting = asyncio.create_task(asyncio.to_thread(engine.wait_ready))
             while not starting.done():
                 rows = await ask_all(session, ledger, "one engine starting", clients, [clients.fresh(90)])
                 assert_exact(rows)
                 await asyncio.wait([starting], timeout=1.0)
             await starting
-            await wait_for("the new engine is known as new", lambda: is_another_life(session, incarnation), 30)
+            await wait_for("the new engine is known as new", lambda: is_another_life(session, victim, lives[at]), 30)
 
             rows = await ask_all(session, ledger, "after the restart", clients, clients.asks(3))
             assert_exact(rows)
