@@ -400,7 +400,7 @@ class Router:
                     live.turnover(now),
                     live.usage_now(now),
                     live.has_adapter(request.model),
-                    (live.tally.count - live.seen_at) // live.prefill.patience,
+                    live.skipped,
                     loads.get(name, NOTHING) if loads else NOTHING,
                     loaded,
                     0.0 if mix is None else mix.load_seconds,

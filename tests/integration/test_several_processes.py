@@ -14,7 +14,7 @@ import pytest
 
 from tests.integration.test_processes import living
 from tests.support.processes import SECONDS, ask, finished, started
-from tests.support.several import MODEL, PATH, Kvlb, Load, engines, kvlb, until
+from tests.support.several import MODEL, PATH, STAYING, Kvlb, Load, engines, kvlb, until
 from tests.support.waiting import run
 
 
@@ -55,10 +55,6 @@ async def begin_stream(front: Kvlb, client: aiohttp.ClientSession, tokens: int) 
 
 async def in_thread(condition: Callable[[], object]) -> None:
     await asyncio.to_thread(until, condition)
-
-
-STAYING = "[policy]\ntrial_seconds = 0.0\n"
-"""Who asks the same again is sent there again, however long another replica had nothing."""
 
 
 async def check_exact(front: Kvlb, prompts: int = 12) -> None:

@@ -24,6 +24,7 @@ from indexer.events import BlockRemoved, BlockStored
 from indexer.wire import decode
 from tests.real.engines import RealEngine, free_ports, start_engine, tiny_model
 from tests.real.traffic import ADAPTERS
+from tests.support.several import STAYING
 
 NUM_BLOCKS: Final = 96
 ENGINE_ARGS: Final = (
@@ -35,9 +36,6 @@ ENGINE_ARGS: Final = (
 """A pool that the traffic overflows many times, a budget that cuts long prompts into chunks, and requests that take long."""
 
 MAX_MODEL_LEN: Final = 2048
-
-STAYING: Final = "[policy]\ntrial_seconds = 0\n"
-"""Requests go to who holds most: none tries a replica only because that had nothing for a while."""
 
 END_MARKER: Final = b"\xff" * 8
 SETTLE_SECONDS: Final = 20.0

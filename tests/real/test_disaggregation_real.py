@@ -18,7 +18,7 @@ import pytest
 
 from balancer.gateway.legs import Legs
 from indexer.index import ReplicaId
-from simulations.demo import free_ports as any_ports
+from simulations.demo import free_ports
 from tests.real.engines import BLOCK_SIZE, MODEL_NAME, RealEngine, start_engine
 from tests.real.environment import transfer_python, vllm_python
 from tests.support.gateways import Gateway, gateway
@@ -60,9 +60,9 @@ class Two:
         self.setup = setup
         self.name = name
         self.python = vllm_python() if setup.is_stock else transfer_python()
-        self.bootstrap = free_port()
+        (self.bootstrap,) = free_ports(1)
         self._folder = folder
-        self._ports = {role: (free_port(), free_port(), free_port()) for role in ("producer", "consumer")}
+        self._ports = {role: free_ports(3) for role in ("producer", "consumer")}
         self.prefill, self.decode = (self._start(role) for role in self._ports)
 
     def restart_prefill(self) -> None:
@@ -148,10 +148,6 @@ def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         yield made
     finally:
         made.stop()
-
-
-def free_port() -> int:
-    return any_ports(1)[0]
 
 
 def figure(engine: RealEngine, name: str, **labels: str) -> float:

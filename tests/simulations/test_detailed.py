@@ -26,33 +26,10 @@ from simulations.sequences import KeyPrompt
 from simulations.simple import SimpleFleet, play
 from simulations.traces.sessions import derived_sessions
 from simulations.traces.trace import NO_PAUSE, Trace, TraceBuilder
+from tests.support.traces import SIZE, alone, talks, trace_of
 
-SIZE = 4
 RATES = LatencyModel.from_rates(prefill_tokens_per_second=1000, decode_seconds_per_token=0.01)
 FLEET = DetailedFleet(replicas=3, blocks=200, block_size=SIZE, latency=RATES, knows_speeds=True)
-
-
-def trace_of(*requests: tuple[float, int, int, list[int]]) -> Trace:
-    builder = TraceBuilder("made", SIZE, is_chained=False)
-    for arrival, tokens, answer, ids in requests:
-        builder.add(arrival, tokens, answer, ids)
-    return builder.build()
-
-
-def talks(count: int = 40, turns: int = 6, gap: float = 1.0, seed: int = 1, pause: float | None = None) -> Trace:
-    """Conversations whose turns repeat all that was before, answers included; all begin with the same block."""
-    dice, builder = Random(seed), TraceBuilder("made", SIZE, is_chained=False)
-    for talk in range(count):
-        when, blocks = dice.random() * gap * turns, 1 + dice.randrange(1, 6)
-        ids = [0, *range(1000 * talk + 1, 1000 * talk + blocks)]
-        for turn in range(turns):
-            answer = dice.randrange(1, 12)
-            builder.add(when, blocks * SIZE, answer, ids, session=talk, pause=pause if turn else None)
-            more = answer // SIZE + 1 + dice.randrange(1, 4)
-            ids = [*ids, *range(1000 * talk + blocks, 1000 * talk + blocks + more)]
-            blocks += more
-            when += gap * (0.5 + dice.random())
-    return builder.build()
 
 
 def played(trace: Trace, fleet: DetailedFleet = FLEET, policy: str = "predicted_ttft", seed: int = 1) -> Run:
@@ -167,17 +144,6 @@ def test_cached_tokens_are_those_of_an_engine_that_is_asked_the_same() -> None:
     assert list(run.hits) == found
     assert 0 < summarise(run).hit < 1
     assert run.misses.evicted > 0
-
-
-@st.composite
-def alone(draw: st.DrawFn) -> Trace:
-    """One after the other. None ends with its block, and an answer is one token: so it fills none."""
-    requests = []
-    for at in range(draw(st.integers(1, 25))):
-        depth = draw(st.integers(0, 6))
-        ids = [draw(st.integers(0, 1)) for _ in range(depth + 1)]
-        requests.append((at * 100.0, depth * SIZE + draw(st.integers(1, SIZE - 1)), 1, ids))
-    return trace_of(*requests)
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "predicted_ttft(eviction=0)", "longest_prefix"])

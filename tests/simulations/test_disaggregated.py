@@ -2,7 +2,6 @@
 
 from collections import Counter
 from itertools import pairwise
-from random import Random
 from typing import Any, Final, Literal
 
 import msgspec
@@ -19,9 +18,11 @@ from simulations.named_policies import parse
 from simulations.results import Run, summarise
 from simulations.store import StoreSettings
 from simulations.traces.sessions import derived_sessions
-from simulations.traces.trace import Trace, TraceBuilder
+from simulations.traces.trace import Trace
+from tests.support import traces
+from tests.support.routing import decisions_noted
+from tests.support.traces import SIZE, trace_of
 
-SIZE: Final = 4
 RATES: Final = LatencyModel.from_rates(prefill_tokens_per_second=1000, decode_seconds_per_token=0.001)
 FLEET: Final = DetailedFleet(replicas=2, blocks=200, block_size=SIZE, latency=RATES, knows_speeds=True, event_lag=0.0)
 
@@ -33,26 +34,9 @@ def apart(
     return Disaggregation(prefill, gbits, latency, token_bytes=1, splits=splits, **more)
 
 
-def trace_of(*requests: tuple[float, int, int, list[int]]) -> Trace:
-    builder = TraceBuilder("made", SIZE, is_chained=False)
-    for arrival, tokens, answer, ids in requests:
-        builder.add(arrival, tokens, answer, ids)
-    return builder.build()
-
-
-def talks(count: int = 30, turns: int = 4, gap: float = 1.0, answer: int = 12) -> Trace:
-    dice, builder = Random(1), TraceBuilder("made", SIZE, is_chained=False)
-    for talk in range(count):
-        when, blocks = dice.random() * gap * turns, 5 + dice.randrange(1, 20)
-        ids = [0, *range(1000 * talk + 1, 1000 * talk + blocks)]
-        for _ in range(turns):
-            said = dice.randrange(1, answer)
-            builder.add(when, blocks * SIZE - 1, said, ids, session=talk)
-            more = said // SIZE + 1 + dice.randrange(1, 4)
-            ids = [*ids, *range(1000 * talk + blocks, 1000 * talk + blocks + more)]
-            blocks += more
-            when += gap * (0.5 + dice.random())
-    return builder.build()
+def talks(count: int = 30, gap: float = 1.0, answer: int = 12) -> Trace:
+    """Longer ones, none of which ends with its block."""
+    return traces.talks(count, 4, gap, shortest=5, spread=20, answer=answer, lacks=1)
 
 
 def played(trace: Trace, fleet: DetailedFleet, policy: str = "predicted_ttft", seed: int = 1) -> Run:
@@ -141,14 +125,7 @@ def test_answers_are_not_held_up_by_prompts() -> None:
 
 
 def test_only_what_is_quicker_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    decided = []
-    route = Router.route
-
-    def noted(self: Router, request: Any, now: float, draw: float) -> Any:
-        decided.append(route(self, request, now, draw))
-        return decided[-1]
-
-    monkeypatch.setattr(Router, "route", noted)
+    decided = decisions_noted(monkeypatch)
     trace = trace_of((0.0, 10, 300, [1, 2, 3]), (0.1, 302, 1, list(range(100, 176))))
     played(trace, changed(disaggregation=apart(1e-5, splits="quicker")))
     assert [each.is_split for each in decided] == [False, True, False], "nobody answers when the first one comes"
@@ -182,7 +159,7 @@ def test_to_choose_is_not_much_worse_than_to_split_always() -> None:
         assert quicker <= 1.1 * always, f"{seconds} s a token"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     prefill=st.integers(1, 3),
     gateways=st.integers(1, 2),

@@ -223,7 +223,7 @@ def test_who_skips_the_cache_loads_nothing() -> None:
     assert step(engine)[0].num_scheduled_tokens == {"a": 22}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 10**6), budget=st.sampled_from([3, 7, 100]), reserve=st.booleans(), seqs=st.integers(1, 4))
 def test_everybody_is_served_whatever_is_loaded_when(seed: int, budget: int, reserve: bool, seqs: int) -> None:
     dice = Random(seed)

@@ -1,7 +1,6 @@
 """``simulations/shared_store.py``, and the detailed model with such a store: what it must and cannot change."""
 
 from itertools import pairwise
-from random import Random
 from typing import Any, Final, Literal
 
 import msgspec
@@ -10,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balancer.economics.links import Link
-from balancer.router import Router
 from indexer.events import BlockRemoved, BlockStored, KVEvent
 from simulations.bounds import bounds
 from simulations.detailed import play_detailed
@@ -24,9 +22,11 @@ from simulations.shared_store import SharedStore, most_loaded
 from simulations.simple import SimpleFleet, play
 from simulations.store import StoreSettings
 from simulations.traces.sessions import derived_sessions
-from simulations.traces.trace import Trace, TraceBuilder
+from simulations.traces.trace import Trace
+from tests.support import traces
+from tests.support.routing import decisions_noted
+from tests.support.traces import SIZE, alone, trace_of
 
-SIZE: Final = 4
 RATES: Final = LatencyModel.from_rates(prefill_tokens_per_second=1000, decode_seconds_per_token=0.001)
 FLEET: Final = DetailedFleet(replicas=2, blocks=60, block_size=SIZE, latency=RATES, knows_speeds=True, event_lag=0.0)
 Loads = Literal["mixed", "always", "never"]
@@ -36,27 +36,9 @@ def store(seconds_a_token: float, loads: Loads = "always", latency: float = 0.0,
     return StoreSettings(8e-9 / seconds_a_token, latency, token_bytes=1, loads=loads, tokens=tokens)
 
 
-def trace_of(*requests: tuple[float, int, int, list[int]]) -> Trace:
-    builder = TraceBuilder("made", SIZE, is_chained=False)
-    for arrival, tokens, answer, ids in requests:
-        builder.add(arrival, tokens, answer, ids)
-    return builder.build()
-
-
-def talks(count: int = 40, turns: int = 6, gap: float = 1.0, seed: int = 1) -> Trace:
-    """Conversations whose turns repeat all that was before; all begin with the same block."""
-    dice, builder = Random(seed), TraceBuilder("made", SIZE, is_chained=False)
-    for talk in range(count):
-        when, blocks = dice.random() * gap * turns, 1 + dice.randrange(1, 6)
-        ids = [0, *range(1000 * talk + 1, 1000 * talk + blocks)]
-        for _ in range(turns):
-            answer = dice.randrange(1, 12)
-            builder.add(when, blocks * SIZE - 1, answer, ids, session=talk)
-            more = answer // SIZE + 1 + dice.randrange(1, 4)
-            ids = [*ids, *range(1000 * talk + blocks, 1000 * talk + blocks + more)]
-            blocks += more
-            when += gap * (0.5 + dice.random())
-    return builder.build()
+def talks(count: int = 40, turns: int = 6, gap: float = 1.0) -> Trace:
+    """None ends with its block."""
+    return traces.talks(count, turns, gap, lacks=1)
 
 
 def played(trace: Trace, fleet: DetailedFleet, policy: str = "round_robin", seed: int = 1) -> Run:
@@ -193,14 +175,7 @@ def test_who_comes_back_does_not_wait_for_what_was_being_loaded_before() -> None
 
 
 def test_the_router_knows_what_can_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    decided = []
-    route = Router.route
-
-    def noted(self: Router, request: Any, now: float, draw: float) -> Any:
-        decided.append(route(self, request, now, draw))
-        return decided[-1]
-
-    monkeypatch.setattr(Router, "route", noted)
+    decided = decisions_noted(monkeypatch)
     played(TWICE, changed(store=store(0.0001, "mixed")))
     assert [sum(load.tokens for load in each.loadable) for each in decided] == [0, 16]
     mix = decided[1].mix
@@ -220,18 +195,7 @@ def test_a_store_that_is_never_read_is_none_to_the_bit(policy: str, gateways: in
     assert columns(never) == columns(played(trace, fleet, policy))
 
 
-@st.composite
-def alone(draw: st.DrawFn) -> Trace:
-    """One after the other. None ends with its block, and an answer is one token: so it fills none."""
-    requests = []
-    for at in range(draw(st.integers(1, 25))):
-        depth = draw(st.integers(0, 6))
-        ids = [draw(st.integers(0, 1)) for _ in range(depth + 1)]
-        requests.append((at * 100.0, depth * SIZE + draw(st.integers(1, SIZE - 1)), 1, ids))
-    return trace_of(*requests)
-
-
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(trace=alone(), blocks=st.integers(8, 20), replicas=st.integers(1, 3), loads=st.sampled_from(["mixed", "always"]))
 def test_over_a_link_without_end_one_prompt_at_a_time_hits_what_an_infinite_cache_does(
     trace: Trace, blocks: int, replicas: int, loads: Loads
@@ -242,7 +206,7 @@ def test_over_a_link_without_end_one_prompt_at_a_time_hits_what_an_infinite_cach
 
 @pytest.mark.parametrize("loads", ["always", "never"])
 @pytest.mark.parametrize("policy", ["round_robin", "predicted_ttft(eviction=0)"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(trace=alone(), blocks=st.integers(8, 30))
 def test_one_prompt_at_a_time_hits_what_the_simple_model_says(
     loads: Loads, policy: str, trace: Trace, blocks: int
@@ -255,7 +219,7 @@ def test_one_prompt_at_a_time_hits_what_the_simple_model_says(
     assert (list(mine.chosen), list(mine.hits)) == (list(theirs.chosen), list(theirs.hits))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     trace=alone(), loads=st.sampled_from(["mixed", "always"]), times=st.lists(st.floats(1, 10), min_size=2, max_size=5)
 )
@@ -302,7 +266,7 @@ def test_more_room_is_more_hits() -> None:
     assert hits[0] < hits[2] < hits[3] == hits[4]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     restarts=st.lists(st.builds(Restart, st.floats(0, 3), st.integers(0, 1), st.floats(0, 2)), max_size=3),
     loss=st.sampled_from([0.0, 0.3, 1.0]),

@@ -14,16 +14,9 @@ from simulations.simple import SimpleFleet, play
 from simulations.traces.sessions import derived_sessions
 from simulations.traces.trace import Trace, TraceBuilder
 from tests.support.block_fleet import play_blocks
+from tests.support.traces import SIZE, trace_of
 
-SIZE = 4
 SMALL = SimpleFleet(replicas=3, blocks=12, block_size=SIZE, prefill_tps=100.0, decode_seconds=0.01)
-
-
-def trace_of(*requests: tuple[float, int, int, list[int]], size: int = SIZE) -> Trace:
-    builder = TraceBuilder("made", size, is_chained=False)
-    for arrival, tokens, answer, ids in requests:
-        builder.add(arrival, tokens, answer, ids)
-    return builder.build()
 
 
 def run_of(trace: Trace, fleet: SimpleFleet = SMALL, policy: str = "predicted_ttft", seed: int = 1) -> Run:

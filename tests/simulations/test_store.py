@@ -12,9 +12,9 @@ from simulations.results import Run, summarise
 from simulations.simple import SimpleFleet, play
 from simulations.store import Reader, Store, StoreSettings
 from simulations.traces.sessions import derived_sessions
-from simulations.traces.trace import Trace, TraceBuilder
+from simulations.traces.trace import Trace
+from tests.support.traces import SIZE, trace_of
 
-SIZE: Final = 4
 FLEET: Final = SimpleFleet(replicas=2, blocks=12, block_size=SIZE, prefill_tps=100.0, decode_seconds=0.01)
 Loads = Literal["mixed", "always", "never"]
 
@@ -25,13 +25,6 @@ def store(seconds_a_token: float, loads: Loads = "mixed", latency: float = 0.0) 
 
 def run_of(trace: Trace, fleet: SimpleFleet, policy: str = "round_robin") -> Run:
     return play(trace, Paths(trace, fleet.block_size), fleet, make(policy), policy, derived_sessions(trace), 1)
-
-
-def trace_of(*requests: tuple[float, int, int, list[int]]) -> Trace:
-    builder = TraceBuilder("made", SIZE, is_chained=False)
-    for arrival, tokens, answer, ids in requests:
-        builder.add(arrival, tokens, answer, ids)
-    return builder.build()
 
 
 TWICE: Final = trace_of((0.0, 16, 1, [1, 2, 3, 4]), (10.0, 16, 1, [1, 2, 3, 4]))

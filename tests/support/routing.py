@@ -4,9 +4,11 @@ from array import array
 from collections.abc import Sequence
 
 import msgspec
+import pytest
 
-from balancer.core import Candidate, Replica, RouteRequest
+from balancer.core import Candidate, Decision, Replica, RouteRequest
 from balancer.hashes import PromptHashes
+from balancer.router import Router
 from hashing.chain import Chain
 from hashing.extras import Extras, Lora
 from hashing.recipes import Recipe
@@ -102,3 +104,16 @@ class GivenKeys:
 
     def keys(self, count: int, /) -> list[int]:
         return self._keys[:count]
+
+
+def decisions_noted(monkeypatch: pytest.MonkeyPatch) -> list[Decision]:
+    """All that any router decides from now on, as it comes."""
+    decided: list[Decision] = []
+    route = Router.route
+
+    def noted(self: Router, request: RouteRequest, now: float, draw: float) -> Decision:
+        decided.append(route(self, request, now, draw))
+        return decided[-1]
+
+    monkeypatch.setattr(Router, "route", noted)
+    return decided

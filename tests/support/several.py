@@ -26,6 +26,9 @@ from tests.support.waiting import eventually
 MODEL: Final = "m"
 PATH: Final = "/v1/completions"
 
+STAYING: Final = "[policy]\ntrial_seconds = 0.0\n"
+"""Settings with which who asks the same again is sent there again, however long another replica had nothing."""
+
 
 class Kvlb:
     """A supervisor and what it keeps."""
