@@ -47,7 +47,10 @@ PING_SECONDS: Final = 5.0
 """Between two questions to each process whether it is there."""
 
 STILL_SECONDS: Final = 30.0
-"""How long a process may not answer; nothing that it does takes half a second."""
+"""How long a process may not answer while it is asked again and again; nothing that it does takes half a second.
+
+Questions are counted, no time is taken: if this process stood still itself, or the machine did, nobody else is to blame for it.
+"""
 
 PING: Final = Ping()
 
@@ -70,7 +73,9 @@ class Child:
         self.number = number
         self.process = process
         self.link: Link
-        self.since = self.heard_at = time.monotonic()
+        self.since = time.monotonic()
+        self.unanswered = 0
+        """Questions since it was heard last."""
         self.ready = asyncio.Event()
         self.gave_up: int | None = None
         """The exit code of one that the user has to mend something for."""
@@ -91,13 +96,12 @@ class Child:
         return self.process.returncode is None
 
     def receive(self, message: Message) -> None:
+        self.unanswered = 0
         match message:
             case Ready():
                 self.ready.set()
             case GivesUp():
                 self.gave_up = message.code
-            case Ping():
-                self.heard_at = time.monotonic()
 
     def signal(self, number: int) -> None:
         if self.is_alive:
@@ -252,14 +256,13 @@ class Supervisor:
         """End whoever stands still: his requests do, too."""
         while True:
             await asyncio.sleep(PING_SECONDS)
-            now = time.monotonic()
             for child in self._children:
                 if not child.ready.is_set():
-                    child.heard_at = now
                     continue
-                if now - child.heard_at > STILL_SECONDS:
+                if child.unanswered * PING_SECONDS >= STILL_SECONDS:
                     log.warning("%s (%d) has said nothing for %g s", child.name, child.process.pid, STILL_SECONDS)
                     child.signal(signal.SIGKILL)
+                child.unanswered += 1
                 child.tell(PING)
 
     def _tell_restarts(self) -> None:

@@ -8,7 +8,10 @@ import contextlib
 import logging
 import os
 import signal
+import time
+from collections import Counter
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +19,7 @@ from balancer import settings as settings_module
 from balancer.commands.listening import bind_many
 from balancer.errors import ConfigError
 from balancer.processes import supervisor as supervisor_module
+from balancer.processes.channel import Message, Ping
 from balancer.processes.supervisor import Child, Logging, Supervisor
 from balancer.settings import Settings
 from tests.support.waiting import eventually, run
@@ -75,6 +79,32 @@ def test_whoever_stands_still_is_killed_and_replaced(
     run(check(), 2 * SECONDS)
     assert "gateway 2" in caplog.text
     assert "has said nothing for 4 s" in caplog.text
+
+
+def test_who_was_asked_by_nobody_has_not_been_silent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A machine that slept, or one that starts for longer than the other may be silent."""
+    monkeypatch.setattr(supervisor_module, "PING_SECONDS", 0.1)
+    leap, answers, receive = 0.0, Counter[int](), Child.receive
+    monkeypatch.setattr(supervisor_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + leap))
+
+    def counted(child: Child, message: Message) -> None:
+        answers[child.process.pid] += isinstance(message, Ping)
+        receive(child, message)
+
+    monkeypatch.setattr(Child, "receive", counted)
+
+    async def check() -> None:
+        nonlocal leap
+        async with supervised() as made:
+            leap = 10 * supervisor_module.STILL_SECONDS
+            answers.clear()
+            await eventually(lambda: all(answers[child.process.pid] >= 3 for child in made._children), SECONDS)
+            assert made._restarts == {"brain": 0, "gateway": 0}
+
+    run(check(), 2 * SECONDS)
+    assert "has said nothing" not in caplog.text
 
 
 def test_one_that_dies_while_it_is_replaced_is_replaced_once(caplog: pytest.LogCaptureFixture) -> None:
