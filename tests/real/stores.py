@@ -18,6 +18,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from tests.real.engines import MODEL_NAME, RealEngine, free_ports, start_engine
+from tests.support.several import STAYING
 
 SECONDS: Final = 40.0
 
@@ -108,12 +109,9 @@ def eventually(what: str, condition: Callable[[], Any], seconds: float = SECONDS
         time.sleep(0.05)
 
 
-CACHE_AWARE: Final = '[policy]\nname = "cache_aware"\n'
-
-
 @contextlib.contextmanager
 def fleet(
-    folder: Path, store: str, *engine_args: Sequence[str], env: dict[str, str] | None = None, more: str = CACHE_AWARE
+    folder: Path, store: str, *engine_args: Sequence[str], env: dict[str, str] | None = None, more: str = STAYING
 ) -> Iterator[Fleet]:
     """An engine for each list of arguments, and a gateway that knows ``store`` (TOML of one ``[[stores]]``).
 
@@ -136,7 +134,7 @@ def fleet(
 
 @contextlib.contextmanager
 def before(
-    folder: Path, engines: Sequence[RealEngine], store: str, more: str = CACHE_AWARE, *flags: str
+    folder: Path, engines: Sequence[RealEngine], store: str, more: str = STAYING, *flags: str
 ) -> Iterator[Fleet]:
     """A gateway of its own before engines that run."""
     replicas = "".join(f'[[replicas]]\nurl = "{engine.url}"\n' for engine in engines)

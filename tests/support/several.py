@@ -26,8 +26,8 @@ from tests.support.waiting import eventually
 MODEL: Final = "m"
 PATH: Final = "/v1/completions"
 
-STAYING: Final = "[policy]\ntrial_seconds = 0.0\n"
-"""Settings with which who asks the same again is sent there again, however long another replica had nothing."""
+STAYING: Final = "[policy]\nname = 'cache_aware'\n"
+"""Settings with which who asks the same again is sent there again, whatever any clock says of the replicas."""
 
 
 class Kvlb:
