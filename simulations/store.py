@@ -71,7 +71,7 @@ class Store:
 
         ``wait`` is how many seconds a load has to wait for those before it, ``price`` what a second of the replica costs all.
         """
-        weight = load_weight(price, self.link, self._shape, self._prefill)
+        weight = load_weight(price, self.link, self._shape, self._prefill, max(0, depth * self._size - cached), cached)
         link = msgspec.structs.replace(self.link, setup=wait)
         source = Source("store", link, depth * self._size, self._size, weight=weight)
         return cheapest(tokens, cached, [source], self._prefill, self._shape, self._control)

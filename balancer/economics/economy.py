@@ -111,7 +111,8 @@ class Economy:
         for source in self._sources(endpoint, cached_tokens, loadable):
             if source is None:
                 return None
-            link, weight = source.link, load_weight(price, source.link, shape, prefill)
+            link = source.link
+            weight = load_weight(price, link, shape, prefill, source.reach - source.start, source.start)
             if wait := waits.get(source.name):
                 link = msgspec.structs.replace(link, setup=link.setup + wait)
             sources.append(msgspec.structs.replace(source, link=link, weight=weight))

@@ -140,14 +140,15 @@ def cheapest(
     return best
 
 
-def load_weight(price: float, link: Link, shape: CacheShape, prefill: Prefill) -> float:
-    """How much a second of loading over this link counts beside one of computing.
+def load_weight(price: float, link: Link, shape: CacheShape, prefill: Prefill, tokens: int, start: int = 0) -> float:
+    """How much a second of loading so many tokens over this link, behind ``start`` others, counts beside one of computing.
 
     While a replica computes, others wait for it: ``price`` is what a second of it costs all together, 1 where nobody waits.
-    So a load may wait for its link somewhat longer than computing would take. A link that is slower than computing is not
-    preferred for that, and a faster one for no more than it is faster.
+    So a load may wait for its link somewhat longer than computing would take. A link that is slower than computing, with its
+    delays, is not preferred for that, and a faster one for no more than it is faster.
     """
-    faster = prefill.token * link.bandwidth / shape.bytes_per_token if shape.bytes_per_token else math.inf
+    loading = link.seconds(shape.moved(start, start + tokens, start + tokens))
+    faster = prefill.seconds(tokens, start) / loading if loading else math.inf
     return 1 / max(1.0, min(price, faster))
 
 

@@ -227,15 +227,25 @@ def test_a_source_is_asked_only_for_what_it_is_known_to_hold() -> None:
 
 def test_a_load_may_wait_for_a_fast_link_while_others_wait_for_the_replica() -> None:
     fast, slow = gigabits(50), gigabits(5)  # 21 and 210 microseconds a token, computed in 100
-    assert load_weight(3.0, fast, SHAPE, PREFILL) == pytest.approx(1 / 3)
-    assert load_weight(50.0, fast, SHAPE, PREFILL) == pytest.approx(131_072 * 8 / 50e9 / 1e-4), (
+    assert load_weight(3.0, fast, SHAPE, PREFILL, 8000) == pytest.approx(1 / 3)
+    assert load_weight(50.0, fast, SHAPE, PREFILL, 8000) == pytest.approx(131_072 * 8 / 50e9 / 1e-4), (
         "no more than it is faster"
     )
-    assert load_weight(50.0, slow, SHAPE, PREFILL) == load_weight(1.0, fast, SHAPE, PREFILL) == 1
+    assert load_weight(50.0, slow, SHAPE, PREFILL, 8000) == load_weight(1.0, fast, SHAPE, PREFILL, 8000) == 1
+    assert load_weight(50.0, fast, SHAPE, PREFILL, 0) == pytest.approx(1 / 50), "nothing takes no time"
     waiting = Source("store", gigabits(50, 1.0), 8000, 16)  # 1.17 s to load, 0.8 s to compute
     assert cheapest(8000, 0, [waiting], PREFILL, SHAPE).loaded_tokens == 0
-    dear = msgspec.structs.replace(waiting, weight=load_weight(2.0, fast, SHAPE, PREFILL))
+    dear = msgspec.structs.replace(waiting, weight=load_weight(2.0, fast, SHAPE, PREFILL, 8000))
     assert cheapest(8000, 0, [dear], PREFILL, SHAPE).loaded_tokens == 8000
+
+
+def test_a_link_is_as_fast_as_a_load_over_it_with_its_delay_and_as_what_it_saves() -> None:
+    late = gigabits(50, 1.0)  # 8,000 tokens take 1.17 s, and 0.8 s to compute; twice as many 1.34 s, and 1.6 s
+    assert load_weight(50.0, late, SHAPE, PREFILL, 8000) == 1
+    assert load_weight(50.0, late, SHAPE, PREFILL, 16_000) == pytest.approx(late.seconds(16_000 * 131_072) / 1.6)
+    attention = msgspec.structs.replace(PREFILL, pair=1e-8)  # behind 100,000 others a token takes 1.1 ms
+    assert load_weight(50.0, gigabits(5), SHAPE, attention, 8000) == 1
+    assert load_weight(50.0, gigabits(5), SHAPE, attention, 8000, 100_000) < 0.25
 
 
 def test_a_whole_hit_has_its_last_token_to_compute() -> None:
