@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from balancer.bundles import ONE_MOMENT, Bundle, Work
 from balancer.core import DEFAULT_FEED, Feed, Replica
 from balancer.disaggregation.roles import Part, takes
 from balancer.speeds import PrefillModel, ReplicaSpeed
@@ -45,9 +46,6 @@ REPRICE: Final = 1.2
 
 MAX_HELD: Final = 256
 """Requests that are held for one replica, with their bodies in memory; of more, the first is sent whatever there is to do."""
-
-ONE_MOMENT: Final = 0.003
-"""Seconds; two prompts that are computed within them were computed in one step."""
 
 
 class Status(StrEnum):
@@ -130,7 +128,7 @@ class LiveReplica:
         self.told_seconds = 0.0  # and their seconds
         self.priced_at = math.nan  # seconds for 1,000 tokens, by which all of them are counted
         self.computing_since: float | None = None
-        self.bundle: _Bundle | None = None
+        self.bundle: Bundle | None = None
         self._written = 0
         self._inflow = _Decaying()
         self._adapters: OrderedDict[str, None] = OrderedDict()
@@ -272,9 +270,9 @@ class _Lease(msgspec.Struct):
     tokens: int
     seconds: float
     came_at: float
-    context: float
-    answers: int
+    work: Work
     tells_start: bool = True
+    bundle: Bundle | None = None  # until the engine has said what of the prompt it had
     sent_at: float = 0.0
     is_waiting: bool = True
     is_held: bool = False
@@ -293,16 +291,6 @@ class _Tally:
         self.busy = _Averaged()
         self.reused = _Share()
         self.able: int | None = None  # how many of them are available, as long as nothing changes
-
-
-class _Bundle(msgspec.Struct):
-    """What was computed within one step, or two: its first one took the time of all."""
-
-    requests: int = 0
-    tokens: int = 0
-    pairs: float = 0.0
-    crowd: float = 0.0
-    seconds: float = 0.0
 
 
 class Fleet:
@@ -408,16 +396,19 @@ class Fleet:
         *,
         tells_start: bool = True,
         loads: int = 0,
+        may_load: bool = False,
     ) -> int:
         """Note that a request of ``tokens`` goes there, with so many to compute and ``loads`` to load; returns the lease.
+
+        With ``may_load`` its engine loads more than that, if it finds more.
 
         With a ``rank`` it is held while the replica has enough to do, and goes before all that are held with a higher one.
         ``tells_start`` says whether ``started`` will be called for it: whole answers tell no first output.
         """
         self.reprice(live)
         lease, self._next_lease = self._next_lease, self._next_lease + 1
-        context, answers = tokens - uncached_tokens / 2, live.answering
-        seconds = live.prefill.seconds(uncached_tokens, context, answers)
+        work = Work(tokens, uncached_tokens, live.answering, loads, may_load)
+        seconds = live.prefill.seconds(uncached_tokens, work.context, work.answers)
         goes = rank is None or uncached_tokens <= self._feed.small or (not live.held and self._takes(live, now))
         live.in_flight += 1
         live.last_lease = lease
@@ -428,7 +419,7 @@ class Fleet:
         live.wrote(uncached_tokens + loads, now)
         live.tally.work.add(seconds, now)
         live.tally.reused.add(tokens - uncached_tokens, tokens, now)
-        given = self._leases[lease] = _Lease(live, uncached_tokens, tokens, seconds, now, context, answers, tells_start)
+        given = self._leases[lease] = _Lease(live, uncached_tokens, tokens, seconds, now, work, tells_start)
         if rank is None or goes:
             self._send(live, lease, given, now)
         else:
@@ -501,8 +492,12 @@ class Fleet:
         live.clear_at = now + live.sent_seconds
         live.computing_since = now
 
-    def release(self, lease: int, now: float, *, is_good: bool = False) -> LiveReplica:
+    def release(
+        self, lease: int, now: float, *, is_good: bool = False, cached_tokens: int | None = None
+    ) -> LiveReplica:
         """The request has ended; ``is_good`` when it was answered, so its prompt has been computed at some time.
+
+        ``cached_tokens`` is how much of the prompt the engine says it had, or loaded, where it says so.
 
         Raises:
             KeyError: the lease is not open: it was released twice, or never given.
@@ -530,6 +525,8 @@ class Fleet:
             live.clear_at = now + live.sent_seconds if is_first else max(now, left)
             if is_first:
                 live.computing_since = now
+        if held.bundle is not None:
+            held.bundle.reported(held.work, cached_tokens, now)
         live.in_flight -= 1
         live.active_tokens -= held.tokens
         return live
@@ -592,7 +589,7 @@ class Fleet:
         before = live.sent_seconds
         live.sent_seconds = live.told_seconds = live.held_seconds = 0.0
         for given in live.queue.values():
-            given.seconds = live.prefill.seconds(given.queued_tokens, given.context, given.answers)
+            given.seconds = live.prefill.seconds(given.queued_tokens, given.work.context, given.work.answers)
             if not given.is_passed:
                 live.sent_seconds += given.seconds
             if given.tells_start:
@@ -601,7 +598,7 @@ class Fleet:
         held = []
         for rank, lease, _ in live.held:
             given = self._leases[lease]
-            given.seconds = live.prefill.seconds(given.queued_tokens, given.context, given.answers)
+            given.seconds = live.prefill.seconds(given.queued_tokens, given.work.context, given.work.answers)
             live.held_seconds += given.seconds
             held.append((rank, lease, given.seconds))
         live.held = held
@@ -616,17 +613,12 @@ class Fleet:
         seconds = max(0.0, now - live.computing_since)
         bundle = live.bundle
         if bundle is not None and seconds > ONE_MOMENT:
-            live.prefill.observe(
-                bundle.requests, bundle.tokens, bundle.pairs, bundle.crowd, bundle.seconds, live.computing_since
-            )
+            bundle.close(live.computing_since)
             bundle = None
         if bundle is None:
-            bundle = live.bundle = _Bundle()
-        bundle.requests += 1
-        bundle.tokens += given.queued_tokens
-        bundle.pairs += given.queued_tokens * given.context
-        bundle.crowd += given.queued_tokens * given.answers
-        bundle.seconds += seconds
+            bundle = live.bundle = Bundle(live.prefill)
+        if bundle.add(given.work, seconds, given.seconds):
+            given.bundle = bundle
 
 
 def _remembered(began: float, now: float) -> float:

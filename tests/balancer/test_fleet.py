@@ -485,6 +485,26 @@ def test_speeds_are_learned_from_first_outputs_in_their_turn() -> None:
     assert 500 < live(owner).prefill.speed(0, 0) < 1500
 
 
+def test_a_replica_that_waits_for_its_link_does_not_seem_slow() -> None:
+    owner = fleet("a")
+    for at in range(20):
+        lease = owner.acquire(live(owner), 100, 8100, 100.0 * at, loads=8000, may_load=True)
+        owner.started(lease, 100.0 * at + 60)
+        owner.release(lease, 100.0 * at + 61, cached_tokens=8000)
+    assert live(owner).prefill.speed(0, 0) == PREFILL_SPEED
+
+
+@pytest.mark.parametrize(("may_load", "speed"), [(True, 1000.0), (False, 200.0)])
+def test_where_an_engine_may_load_its_figures_tell_what_was_computed(may_load: bool, speed: float) -> None:
+    """1,000 tokens a second, of prompts that were thought to be there but for a hundredth."""
+    owner = fleet("a")
+    for at in range(20):
+        lease = owner.acquire(live(owner), 100, 10_000, 100.0 * at, may_load=may_load)
+        owner.started(lease, 100.0 * at + 10)
+        owner.release(lease, 100.0 * at + 11, cached_tokens=0)
+    assert live(owner).prefill.speed(5000, 0) == pytest.approx(speed, rel=0.2)
+
+
 MOVES = st.lists(
     st.tuples(
         st.sampled_from(["acquire", "started", "good", "lost", "dispatch"]),
