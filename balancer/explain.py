@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from balancer.core import Candidate, Decision, Knowledge, Outcome, Paper, RouteRequest, Truth
+from balancer.economics.mix import Mix
 from balancer.fleet import LiveReplica, Status
 from balancer.knowledge import View
 from balancer.matching import usable_blocks
@@ -240,17 +241,21 @@ def explain(
         candidates=seen(decision.candidates, costs, views, tiers),
         not_asked=list(not_asked),
         shadow=msgspec.UNSET if decision.shadow is None else decision.shadow,
-        plan=_plan(decision),
+        plan=plan_of(decision),
         utilisation=round(decision.asked.utilisation, 4),
         reuse=round(decision.asked.reuse, 4),
         goes_on=decision.asked.goes_on,
     )
 
 
-def _plan(decision: Decision) -> Plan | msgspec.UnsetType:
+def plan_of(decision: Decision) -> Plan | msgspec.UnsetType:
+    """What was planned, or told without a plan; nothing where neither was."""
     mix = decision.mix
-    if mix is None:
+    if mix is None and not decision.hint:
         return msgspec.UNSET
+    if mix is None:  # nothing was found to load, and nothing is to be loaded whatever the engine finds
+        chosen = next(each for each in decision.candidates if each.replica == decision.replica.id)
+        mix = Mix(decision.cached_tokens, (), chosen.computed_tokens, chosen.computed_tokens / chosen.speed)
     return Plan(
         hit_tokens=mix.hit_tokens,
         loads={load.source: load.tokens for load in mix.loads},

@@ -51,18 +51,26 @@ class Loader:
         if len(request.prompt_lengths) != 1 or not request.reads_cache:
             return found
         asked = _Asked(request, self._index, [replica.id for replica in replicas])
-        tiers = [tier for tier in tiers_in_order(self._index) if tier != Tier()]
+        tiers = tiers_in_order(self._index)
         for replica in replicas:
             loads = self._of(asked, replica, cached.get(replica.id, 0), tiers)
             if loads:
                 found[replica.id] = loads
         return found
 
+    def places(self, replica: Replica) -> list[str]:
+        """From where its engine may load of any prompt: of what comes there before it looks, nobody knows yet."""
+        own = [tier.label for tier in self._own(replica, tiers_in_order(self._index))]
+        return own + [store.source for store in self._stores.attached(replica.id) if store.is_up]
+
+    def _own(self, replica: Replica, tiers: Sequence[Tier]) -> list[Tier]:
+        return [tier for tier in tiers if tier != Tier() and self._index.tiers[tier].blocks(replica.id)]
+
     def _of(self, asked: "_Asked", replica: Replica, cached: int, tiers: Sequence[Tier]) -> tuple[Load, ...]:
         recipe = self._matcher.recipe(replica)
         if recipe is None or self._matcher.rule(replica) is not None:
             return NOTHING
-        own = [tier for tier in tiers if self._index.tiers[tier].blocks(replica.id)]
+        own = self._own(replica, tiers)
         stores = [(store, self._stores.readable(store, replica)) for store in self._stores.attached(replica.id)]
         stores = [(store, namespaces) for store, namespaces in stores if namespaces and store.is_up]
         if not own and not stores:

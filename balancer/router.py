@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -21,14 +21,15 @@ from balancer.core import Asked, Candidate, Decision, Failure, Load, Outcome, Pa
 from balancer.disaggregation.choosing import Threshold, Worth
 from balancer.disaggregation.estimate import Estimate
 from balancer.disaggregation.roles import PREFILL_SESSION, Part, Role
-from balancer.economics.economy import Economy
+from balancer.economics.economy import Economy, tier_of
+from balancer.economics.hints import forbids
 from balancer.economics.mix import Mix
 from balancer.ejection import Ejections, EjectionSettings
 from balancer.errors import Contended, NoReplica, Saturated, UnknownModel
 from balancer.fleet import Fleet, LiveReplica, Status
 from balancer.healing import SETTLE_SECONDS
 from balancer.leaning import BEGINNING, lean
-from balancer.load_plans import NO_ECONOMY, NO_PLANS, LoadPlans
+from balancer.load_plans import NO_ECONOMY, NO_PLANS, LoadPlans, Turn
 from balancer.loading import NO_LOADS, NOTHING
 from balancer.matching import Holding
 from balancer.policies.base import Policy
@@ -163,14 +164,23 @@ class Router:
         live.asked(request.model)
         # While its prompt is computed elsewhere it is not this replica that is late.
         tells_start = request.tells_start and not is_split
+        hint = {} if is_split else self._hint(request, live, chosen, seen, now)
+        can_load = not is_split and self.caches.can_load(live.replica.id)
         lease = self.fleet.acquire(
-            live, computed, chosen.prompt_tokens, now, rank, tells_start=tells_start, loads=loads
+            live,
+            computed,
+            chosen.prompt_tokens,
+            now,
+            rank,
+            tells_start=tells_start,
+            loads=loads,
+            may_load=can_load and not forbids(hint, map(tier_of, self.caches.loader.places(live.replica))),
         )
         if is_split and (estimate := seen.estimates.get(live.replica.id)) is not None:
             self.transfers.sent(live.replica.id, estimate, now)
-        decision, holding = self._decision(request, live.replica, chosen, seen, lease, is_split=is_split)
-        if decision.mix is not None:
-            self.load_plans.sent(live, decision.mix, decision.hint, now)
+        decision, holding = self._decision(request, live.replica, chosen, seen, lease, hint, is_split=is_split)
+        if decision.mix is not None or hint:
+            self.load_plans.sent(live, decision.mix, hint, now)
         if self.shadow is not None and seen.shadow is not None:
             self.shadow.count(seen.shadow, seen.arm.name, chosen, knows_tokens=decision.knows_tokens)
         self._open[lease] = self.caches.sent(decision, request, holding.missing)
@@ -202,7 +212,8 @@ class Router:
         """
         live, chosen, seen = self._choose(request, now, draw)
         is_split = self._is_split(request, live, chosen, seen, now)
-        return self._decision(request, live.replica, chosen, seen, 0, is_split=is_split)[0]
+        hint = {} if is_split else self._hint(request, live, chosen, seen, now)
+        return self._decision(request, live.replica, chosen, seen, 0, hint, is_split=is_split)[0]
 
     def room(self, request: RouteRequest | Pool, now: float) -> list[LiveReplica]:
         """The replicas that may be sent a request like this now; never none.
@@ -293,7 +304,8 @@ class Router:
             KeyError: the lease was released before, or never given.
         """
         sent = self._open.pop(lease)
-        self._judge(self.fleet.release(lease, now, is_good=outcome is Outcome.OK), lease, outcome, failure, now)
+        is_good, cached = outcome is Outcome.OK, None if truth is None else truth.cached_tokens
+        self._judge(self.fleet.release(lease, now, is_good=is_good, cached_tokens=cached), lease, outcome, failure, now)
         if sent is None or outcome is not Outcome.OK:
             self.caches.expect_no_more(lease)
             return
@@ -500,10 +512,7 @@ class Router:
                     request.prompt_tokens,
                     matches.get(name, 0),
                     loads[name],
-                    now,
-                    answers=live.in_flight - len(live.queue) - len(live.held),
-                    wait=live.wait(now),
-                    utilisation=utilisation,
+                    Turn(now, live.wait(now), live.answering, utilisation),
                     takes_hint=request.takes_hint,
                 )
                 if mix is not None:
@@ -550,7 +559,15 @@ class Router:
         return self.caches.matcher.beginning(request, first)
 
     def _decision(
-        self, request: RouteRequest, replica: Replica, chosen: Candidate, seen: _Seen, lease: int, *, is_split: bool
+        self,
+        request: RouteRequest,
+        replica: Replica,
+        chosen: Candidate,
+        seen: _Seen,
+        lease: int,
+        hint: dict[str, Any],
+        *,
+        is_split: bool,
     ) -> tuple[Decision, Holding]:
         caches = self.caches
         knows_tokens = bool(request.prompt_lengths)
@@ -559,9 +576,6 @@ class Router:
             knows_tokens and request.is_comparable and not is_split and bool(caches.matcher.chains(request, replica))
         )
         mix = None if is_split else seen.mixes.get(replica.id)
-        hint = {}
-        if mix is not None and request.takes_hint:
-            hint = self.load_plans.hint(replica, mix.hit_tokens, chosen.loadable, mix)
         decision = Decision(
             lease=lease,
             replica=replica,
@@ -584,6 +598,17 @@ class Router:
             hint=hint,
         )
         return decision, holding
+
+    def _hint(
+        self, request: RouteRequest, live: LiveReplica, chosen: Candidate, seen: _Seen, now: float
+    ) -> dict[str, Any]:
+        """What the engine is told of loads; nothing where it does by itself what is best, or cannot be told."""
+        is_asked = request.takes_hint and request.reads_cache and len(request.prompt_lengths) == 1
+        if not is_asked or not self.caches.can_load(live.replica.id):
+            return {}
+        turn = Turn(now, chosen.wait, chosen.in_flight - chosen.waiting, seen.asked.utilisation)
+        places, mix = self.caches.loader.places(live.replica), seen.mixes.get(live.replica.id)
+        return self.load_plans.hint(live, chosen, mix, places, turn)
 
     def _is_split(self, request: RouteRequest, live: LiveReplica, chosen: Candidate, seen: _Seen, now: float) -> bool:
         """Whether somebody else is to compute the prompt for the replica that was chosen to answer."""

@@ -5,12 +5,13 @@ plan, and the engine does what it does.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from balancer.addresses import place
-from balancer.economics.hints import CPU, Tier, hint
+from balancer.economics.hints import CPU, Tier, guarded, hint
 from balancer.economics.links import LINKS, Link
 from balancer.economics.mix import Control, Mix, Source, cheapest, load_weight
 from balancer.economics.prefill import Prefill
@@ -124,6 +125,12 @@ class Economy:
         """What a replica must be told so that it does what was planned by ``plan``, with the same arguments as there."""
         sources = [source for source in self._sources(endpoint, cached_tokens, loadable) if source is not None]
         return hint(mix, sources, {source.name: tier_of(source.name) for source in sources}, control)
+
+    def guarded(
+        self, fields: dict[str, Any], mix: Mix | None, places: Iterable[str], poor: AbstractSet[str], control: Control
+    ) -> dict[str, Any]:
+        """These fields, and what keeps an engine from loading more than that from ``poor`` ones among these places."""
+        return guarded(fields, mix, {name: tier_of(name) for name in places}, poor, control)
 
     def _sources(self, endpoint: str, cached_tokens: int, loadable: Sequence[Place]) -> Iterator[Source | None]:
         """The places as sources, None for one that no link leads from; those that no filter tells apart are always read."""

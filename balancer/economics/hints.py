@@ -8,7 +8,7 @@ be loaded beyond the engine's own hit, rounded down to a chunk. Other connectors
 pass over the fields.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
@@ -88,6 +88,33 @@ def hint(mix: Mix, sources: Sequence[Source], tiers: Mapping[str, Tier], control
                 raise ValueError(f"{source.name}: an engine cannot tell it from another tier that is to be read")
         fields[TIERS_FIELD] = [_matcher(tier) for tier in allowed]
     return fields
+
+
+def guarded(
+    fields: dict[str, Any], mix: Mix | None, tiers: Mapping[str, Tier], poor: AbstractSet[str], control: Control
+) -> dict[str, Any]:
+    """These fields, and where they say nothing yet: what keeps the engine from loading more than was planned from poor places.
+
+    What a prompt is thought to hit may be gone when its turn comes, and stores fill meanwhile: an engine that is told nothing
+    then loads all of it, over whatever link. ``tiers`` names all that it may read from, ``poor`` those from which nobody would
+    load the prompt if the GPU had nothing of it. A length counts from the engine's own hit, wherever that ends; so it is told
+    only where no place is worth more.
+    """
+    if fields or not poor or control is Control.NOTHING:
+        return fields
+    good = [tier for name, tier in tiers.items() if name not in poor]
+    is_planned = mix is not None and any(load.source in poor for load in mix.loads)
+    left_out = [tiers[name] for name in poor]
+    if not is_planned and all(each.is_optional and not any(tier.matches(each) for tier in good) for each in left_out):
+        return {TIERS_FIELD: [_matcher(tier) for tier in good if tier.is_optional]}
+    if control is Control.LENGTH and not good:
+        return {LENGTH_FIELD: 0 if mix is None else mix.loaded_tokens}
+    return fields
+
+
+def forbids(fields: Mapping[str, Any], tiers: Iterable[Tier]) -> bool:
+    """Whether an engine that is told this loads nothing of these tiers, whatever it finds there."""
+    return fields.get(LENGTH_FIELD) == 0 or (fields.get(TIERS_FIELD) == [] and all(tier.is_optional for tier in tiers))
 
 
 def _all(mix: Mix, found: Sequence[Source]) -> int:

@@ -11,8 +11,11 @@ from balancer.economics.links import Link
 from balancer.economics.mix import Load as MixLoad
 from balancer.economics.mix import Mix
 from balancer.economics.settings import LinkSettings, ModelSettings
+from balancer.explain import Plan, plan_of
 from balancer.policies.predicted_ttft import PredictedTtft
 from balancer.router import Router
+from balancer.store_settings import StoreSettings
+from balancer.stores import Store, Traits
 from hashing.chain import Chain
 from indexer.events import EMPTY, BlockStored
 from indexer.index import ReplicaId
@@ -188,3 +191,53 @@ def test_what_an_engine_was_not_to_load_and_what_it_was_are_counted_apart() -> N
         audit.tokens.clear()
         audit.compare(sent, actual, request(PROMPT), Chain(RECIPE, PROMPT), 4)
         assert {result: count for (_, result), count in audit.tokens.items()} == expected, actual
+
+
+def store_behind(gigabits: float, **changes: object) -> Router:
+    """``a`` has the prompt on its GPU, as far as anybody knows; behind it is a store, in which nothing lies yet."""
+    store = Store(StoreSettings(name="s"), Traits())
+    economy = Economy(models=WEIGHT, stores={"s": Link(gigabits * 125e6)})
+    owner = Router(PredictedTtft(), "predicted_ttft", stores=[store], economy=economy)
+    able = {"connectors": ("OffloadingConnector",), "release": (0, 32)}
+    owner.put(replica("a", models=("m",), **{**able, **changes}))
+    owner.caches.apply(A, [stored(PROMPT)])
+    return owner
+
+
+def test_what_is_thought_to_be_on_the_gpu_is_not_loaded_over_a_slow_link_if_it_is_gone() -> None:
+    slow, fast = store_behind(SLOW), store_behind(FAST * 10)
+    decision = slow.route(request(PROMPT), 0.0, 0.0)
+    assert (decision.mix, decision.cached_tokens, decision.hint) == (None, 4000, {"kv_load_tiers": []})
+    assert (decision.loads, decision.expected_tokens) == ((), 4000)
+    assert slow.load_plans.hints == {"kv_load_tiers": 1}
+    plan = plan_of(decision)
+    assert isinstance(plan, Plan)
+    assert (plan.hit_tokens, plan.loads, plan.computed_tokens, plan.hint) == (4000, {}, 1, {"kv_load_tiers": []})
+    assert fast.route(request(PROMPT), 0.0, 0.0).hint == {}, "there it is worth it"
+
+
+@pytest.mark.parametrize("changes", [{"release": None}, {"connectors": ()}])
+def test_who_cannot_be_told_is_not_told_that_either(changes: dict[str, object]) -> None:
+    assert store_behind(SLOW, **changes).route(request(PROMPT), 0.0, 0.0).hint == {}
+
+
+def test_who_says_so_himself_or_asks_several_things_at_once_is_not_told_that_either() -> None:
+    owner = store_behind(SLOW)
+    assert owner.route(request(PROMPT, takes_hint=False), 0.0, 0.0).hint == {}
+    assert owner.route(request(PROMPT, reads_cache=False), 0.0, 0.0).hint == {}
+    assert owner.route(request(PROMPT, PROMPT), 0.0, 0.0).hint == {}
+
+
+@pytest.mark.parametrize("gigabits", [SLOW, FAST * 10])
+def test_where_anything_may_have_been_loaded_speeds_are_learned_from_what_the_engine_says(gigabits: float) -> None:
+    """A prompt of which 1 token was to be computed takes 10 s each time; who was told to load nothing is taken at that."""
+    owner = store_behind(gigabits)
+    for at in range(20):
+        decision = owner.route(request(PROMPT), 100.0 * at, 0.0)
+        owner.started(decision.lease, 100.0 * at + 10)
+        owner.release(decision.lease, Outcome.OK, 100.0 * at + 11, Truth(4001, 0))
+    live = owner.fleet.get(A)
+    assert live is not None
+    expected, computed = live.prefill.seconds(1, 4000, 0), live.prefill.seconds(4001, 2000, 0)
+    assert computed == pytest.approx(10, rel=0.1)
+    assert (expected > 5) is (gigabits == SLOW)

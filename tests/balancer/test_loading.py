@@ -360,3 +360,14 @@ def test_each_source_says_in_which_steps_its_loads_end() -> None:
     whole.caches.apply(A, on("STORAGE", 0, 1, locality="REMOTE"))
     (seen,) = (each for each in whole.consider(request(PROMPT), 0.0, 0.0).candidates if each.replica == B)
     assert seen.loadable == (Load("store:s", 8),), "of these nobody can be told where to end"
+
+
+def test_from_where_a_replica_may_load_is_known_before_anything_lies_there() -> None:
+    down = store("down")
+    owner = router(store(), down)
+    down.problem = "it is down"
+    places = owner.caches.loader.places
+    assert places(replica("a")) == ["store:s"]
+    owner.caches.apply(A, on("CPU", 0))
+    assert (places(replica("a")), places(replica("b"))) == (["CPU", "store:s"], ["store:s"])
+    assert loads(owner) == {A: {"CPU": 4}}

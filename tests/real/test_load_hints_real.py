@@ -113,7 +113,7 @@ def test_what_another_has_computed_is_fetched_or_computed_by_arithmetic(tmp_path
                 assert external_hits(other, 1) == before_it
             assert other.metric("kvlb_loadable_tokens_total", source="store:files", result="left") == 96
             assert other.metric("kvlb_loadable_tokens_total", result="taken") == 0
-            assert other.metric("kvlb_load_hints_total", field="kv_load_tiers") == 1
+            assert other.metric("kvlb_load_hints_total", field="kv_load_tiers") >= 1
 
             with other.without(1):  # while it was busy, its memory had no room for it
                 other.complete(asked)

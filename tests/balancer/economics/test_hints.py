@@ -2,9 +2,9 @@
 
 import pytest
 
-from balancer.economics.hints import Tier, control_of, hint, offloads
+from balancer.economics.hints import Tier, control_of, forbids, guarded, hint, offloads
 from balancer.economics.links import Link
-from balancer.economics.mix import Control, Mix, Source, cheapest
+from balancer.economics.mix import Control, Load, Mix, Source, cheapest
 from balancer.economics.prefill import Prefill
 from balancer.economics.shape import CacheShape
 
@@ -103,3 +103,49 @@ def test_tiers_that_a_filter_cannot_tell_apart_are_refused() -> None:
 )
 def test_beside_another_that_loads_what_it_finds_a_word_is_of_no_use(names: set[str], expected: bool) -> None:
     assert offloads(names) is expected
+
+
+NOTHING_FOUND, FROM_STORE = Mix(64, (), 936, 0.0), Mix(64, (Load("store", 64, 384, 0.0, 0.0),), 616, 0.0)
+SOME = {"max_load_tokens": 16}
+
+
+@pytest.mark.parametrize(
+    ("fields", "mix", "poor", "control", "expected"),
+    [
+        ({}, None, set(), Control.LENGTH, {}),
+        ({}, None, {"store"}, Control.NOTHING, {}),
+        (SOME, None, {"store"}, Control.LENGTH, SOME),  # what is told already says it
+        ({}, None, {"store"}, Control.LENGTH, {"kv_load_tiers": [{"medium": "STORAGE", "locality": "LOCAL"}]}),
+        ({}, NOTHING_FOUND, {"store", "disk"}, Control.SOURCES, {"kv_load_tiers": []}),  # the CPU tier is worth it
+        ({}, None, {"cpu", "disk", "store"}, Control.LENGTH, {"max_load_tokens": 0}),
+        ({}, None, {"cpu", "disk", "store"}, Control.SOURCES, {}),  # it reads its CPU tier in any case
+        ({}, FROM_STORE, {"cpu", "disk", "store"}, Control.LENGTH, {"max_load_tokens": 320}),
+        ({}, FROM_STORE, {"store"}, Control.LENGTH, {}),  # a length would hold for the others, too
+        ({}, None, {"cpu", "store"}, Control.LENGTH, {}),
+    ],
+)
+def test_what_is_not_worth_loading_is_not_loaded_should_the_engine_find_it(
+    fields: dict[str, object], mix: Mix | None, poor: set[str], control: Control, expected: dict[str, object]
+) -> None:
+    assert guarded(fields, mix, TIERS, poor, control) == expected
+
+
+def test_a_poor_tier_that_no_filter_tells_from_a_good_one_is_read() -> None:
+    two = {"store": TIERS["store"], "other": TIERS["store"]}
+    assert guarded({}, None, two, {"other"}, Control.LENGTH) == {}
+    assert guarded({}, None, two, {"other", "store"}, Control.LENGTH) == {"kv_load_tiers": []}
+
+
+@pytest.mark.parametrize(
+    ("fields", "tiers", "expected"),
+    [
+        ({}, ["store"], False),
+        ({"max_load_tokens": 0}, ["cpu", "store"], True),
+        ({"max_load_tokens": 16}, ["store"], False),
+        ({"kv_load_tiers": []}, ["store"], True),
+        ({"kv_load_tiers": []}, ["cpu", "store"], False),
+        ({"kv_load_tiers": [{"medium": "STORAGE"}]}, ["store"], False),
+    ],
+)
+def test_who_is_told_to_load_nothing_loads_nothing(fields: dict[str, object], tiers: list[str], expected: bool) -> None:
+    assert forbids(fields, [TIERS[name] for name in tiers]) is expected
