@@ -27,6 +27,7 @@ class Course:
         self._ttfts = array("d", bytes(8 * count))
         self._latencies = array("d", bytes(8 * count))
         self._hits = array("q", bytes(8 * count))
+        self._outputs = array("q")  # whoever plays answers token by token makes one for each
         self._chosen = array("q", [REFUSED]) * count
         self._missed = [0, 0, 0, 0]
         self._end = 0.0
@@ -69,6 +70,7 @@ class Course:
             latencies=self._latencies,
             inputs=self._trace.inputs,
             hits=self._hits,
+            outputs=self._outputs,
             chosen=self._chosen,
             misses=Misses(*self._missed),
             busy=busy,

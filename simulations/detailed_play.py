@@ -7,6 +7,7 @@ production, and no sooner. Where prefill and decode are apart, ``simulations.dis
 
 import math
 import random
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -106,6 +107,7 @@ class Play(Course):
         self._speeds = [prefill_speed(fleet) * speed for speed in speeds]
         scale = 1 / fleet.rate if fleet.load is None else scale_to(trace, fleet.load * sum(self._speeds))
         super().__init__(trace, Arrivals(trace, scale, closed_loop=fleet.closed_loop))
+        self._outputs = array("q", bytes(8 * len(trace)))
         self._settings = fleet
         self._sessions = sessions
         self._dice = dice
@@ -301,6 +303,7 @@ class Play(Course):
         self._look(now, sent.gateway)
         now += self._settings.latency.request  # the client has it later than the engine
         self._latencies[request] = now - self._arrivals[request]
+        self._outputs[request] = min(self._trace.outputs[request], self._config.max_model_len - tokens)
         self._end = now
         self._follow(now, request, self._arrive)
 

@@ -40,7 +40,7 @@ T = TypeVar("T")
 LOOK_SECONDS: Final = 0.5
 """Between two looks at whether somebody has asked for the end, while all that is left is being played."""
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of stored runs: grows when a run of the same case would bring something else."""
 
 

@@ -47,6 +47,8 @@ class Run(msgspec.Struct, frozen=True):
         arrivals, ttfts, latencies: seconds; when each request came (since the first), and how much later its first token and
             its end did. ``ttfts`` and ``latencies`` of refused requests are 0 and count nowhere.
         inputs, hits: tokens of the prompt, and those of them that its replica had cached.
+        outputs: tokens of the answer, 0 where it was cut off or there is none. Empty where answers are not played token by
+            token: no time of one token follows from such a run.
         chosen: the number of its replica, or ``REFUSED``.
         misses: why tokens were computed, over all requests.
         busy: by replica, seconds of prefill (simple model) or of steps (engine model).
@@ -63,6 +65,7 @@ class Run(msgspec.Struct, frozen=True):
     latencies: Floats
     inputs: Integers
     hits: Integers
+    outputs: Integers
     chosen: Integers
     misses: Misses
     busy: list[float]
@@ -73,7 +76,9 @@ class Summary(msgspec.Struct, frozen=True):
     """The figures of a run. Times are seconds; shares and rates lie between 0 and 1.
 
     ``hit`` is the share of prompt tokens that came from a cache (of requests that were served), ``spread`` the busiest
-    replica's prefill seconds over the mean.
+    replica's prefill seconds over the mean. ``latency_*`` is from arrival to the end of the answer, if it was not cut off;
+    ``tpot_*`` is the time of each token behind the first, a mean for each answer, as vLLM's benchmark has it; None where
+    there are no such answers.
     """
 
     policy: str
@@ -89,6 +94,9 @@ class Summary(msgspec.Struct, frozen=True):
     latency_mean: float
     spread: float
     utilisation: float
+    latency_p95: float = 0.0
+    tpot_mean: float | None = None
+    tpot_p95: float | None = None
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -100,6 +108,9 @@ def summarise(run: Run) -> Summary:
     """The figures of a run."""
     served = [at for at, replica in enumerate(run.chosen) if replica != REFUSED]
     ttfts = sorted([run.ttfts[at] for at in served])
+    whole = [at for at in served if run.outputs[at]] if run.outputs else served
+    latencies = [run.latencies[at] for at in whole]
+    paces = _paces(run)
     tokens = sum([run.inputs[at] for at in served])
     busy = sum(run.busy)
     count = max(1, len(served))
@@ -114,7 +125,16 @@ def summarise(run: Run) -> Summary:
         ttft_p95=quantile(ttfts, 0.95),
         ttft_p99=quantile(ttfts, 0.99),
         ttft_max=ttfts[-1] if ttfts else 0.0,
-        latency_mean=sum([run.latencies[at] for at in served]) / count,
+        latency_mean=sum(latencies) / max(1, len(latencies)),
         spread=max(run.busy) * len(run.busy) / busy if busy else 1.0,
         utilisation=busy / (run.seconds * len(run.busy)) if run.seconds and run.busy else 0.0,
+        latency_p95=quantile(sorted(latencies), 0.95),
+        tpot_mean=sum(paces) / len(paces) if paces else None,
+        tpot_p95=quantile(paces, 0.95) if paces else None,
     )
+
+
+def _paces(run: Run) -> list[float]:
+    """Seconds of a token behind the first one, by answer that has any, in order."""
+    times = zip(run.ttfts, run.latencies, run.outputs, strict=True) if run.outputs else ()
+    return sorted([(end - first) / (tokens - 1) for first, end, tokens in times if tokens > 1])

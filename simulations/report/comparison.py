@@ -54,7 +54,10 @@ class Fleet(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One policy on one fleet, over its seeds. ``misses`` are shares of prompt tokens: first, in flight, elsewhere, evicted."""
+    """One policy on one fleet, over its seeds. ``misses`` are shares of prompt tokens: first, in flight, elsewhere, evicted.
+
+    ``tpot_mean`` is None where answers were not played token by token (``simulations.results.Summary``).
+    """
 
     policy: str
     fleet: Fleet
@@ -62,6 +65,8 @@ class Cell(msgspec.Struct, frozen=True):
     hit: Spread
     ttft_mean: Spread
     ttft_p95: Spread
+    latency_mean: Spread
+    tpot_mean: Spread | None
     misses: tuple[float, float, float, float]
     prompt_busy: float
     refused: float
@@ -199,6 +204,7 @@ def _cell(policy: str, fleet: Fleet, group: list[Result]) -> Cell:
     def share(figure: Callable[[Result], int]) -> float:
         return fmean([figure(each) / each.tokens for each in served]) if served else 0.0
 
+    paces = [each.summary.tpot_mean for each in served if each.summary.tpot_mean is not None]
     requests = sum(each.summary.requests for each in group)
     return Cell(
         policy=policy,
@@ -207,6 +213,8 @@ def _cell(policy: str, fleet: Fleet, group: list[Result]) -> Cell:
         hit=over(lambda each: each.summary.hit),
         ttft_mean=over(lambda each: each.summary.ttft_mean),
         ttft_p95=over(lambda each: each.summary.ttft_p95),
+        latency_mean=over(lambda each: each.summary.latency_mean),
+        tpot_mean=spread(paces) if paces else None,
         misses=(
             share(lambda each: each.misses.first),
             share(lambda each: each.misses.in_flight),

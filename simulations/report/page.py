@@ -183,6 +183,8 @@ def _details(report: Document) -> str:
 <ul>
 <li>Hit: the share of prompt tokens that the chosen replica had in its cache, of requests that were served.</li>
 <li>Time to the first token: waiting and computing the prompt. Spread: how busy the busiest replica is over the mean.</li>
+<li>Latency: until the answer has ended; answers that were cut off do not count. TPOT: time of each token of an answer behind
+the first.</li>
 <li>A cache that forgets nothing bounds every policy and every size. One cache as large as all together, which evicts
 knowing the future, bounds every way to route and to evict at that size; nobody can build it. One LRU cache is what an
 engine would do if it were one: a good router over several caches comes near it.</li>

@@ -74,6 +74,10 @@ def _columns(result: Result, results: Sequence[Result]) -> dict[str, Shown]:
         "latency mean s": summary.latency_mean,
     }
     figures |= {name: (seconds, value) for name, value in times.items()}
+    if any(each.summary.tpot_mean is not None for each in results):
+        figures["latency p95 s"] = (seconds, summary.latency_p95)
+        for name, pace in (("TPOT mean ms", summary.tpot_mean), ("p95 ms", summary.tpot_p95)):
+            figures[name] = (seconds, 1000 * pace) if pace is not None else (lambda _: "-", -1.0)
     figures |= {"spread": (lambda value: f"{value:.2f}", summary.spread), "prompts": (percent, result.prompt_busy)}
     is_served = summary.requests > summary.refused
     columns |= {name: (show(value), value) if is_served else NOTHING for name, (show, value) in figures.items()}

@@ -18,17 +18,18 @@ from simulations.report.finding import Certainty
 NAME: Final = 34
 """Names longer than this are cut."""
 
-MISSES: Final = "evicted"
-"""The first of the columns that say where tokens came from."""
-
 BOLD: Final = "\x1b[1m"
 DIM: Final = "\x1b[2m"
 PLAIN: Final = "\x1b[0m"
 
 
 class Column(msgspec.Struct, frozen=True):
+    """``begins`` what is to stay on one line; ``of_answers`` is only there where answers were played token by token."""
+
     head: str
     show: Callable[[Cell], str]
+    begins: bool = False
+    of_answers: bool = False
 
 
 def _mean(figure: Callable[[Cell], float]) -> Callable[[Cell], str]:
@@ -37,10 +38,16 @@ def _mean(figure: Callable[[Cell], float]) -> Callable[[Cell], str]:
 
 def _over(name: str) -> Callable[[Cell], float]:
     def mean(cell: Cell) -> float:
-        values = [getattr(each.summary, name) for each in cell.results if each.summary.requests > each.summary.refused]
+        served = [each.summary for each in cell.results if each.summary.requests > each.summary.refused]
+        values = [value for each in served if (value := getattr(each, name)) is not None]
         return float(sum(values) / len(values)) if values else 0.0
 
     return mean
+
+
+def _pace(name: str) -> Callable[[Cell], str]:
+    figure = _over(name)
+    return lambda cell: "-" if cell.tpot_mean is None else seconds(1000 * figure(cell))
 
 
 def _share(at: int) -> Callable[[Cell], str]:
@@ -53,9 +60,13 @@ COLUMNS: Final = (
     Column("p50", _mean(_over("ttft_p50"))),
     Column("p95", _mean(lambda cell: cell.ttft_p95.mean)),
     Column("p99", _mean(_over("ttft_p99"))),
-    Column("spread", _mean(_over("spread"))),
+    Column("latency", _mean(lambda cell: cell.latency_mean.mean), begins=True, of_answers=True),
+    Column("p95", _mean(_over("latency_p95")), of_answers=True),
+    Column("TPOT ms", _pace("tpot_mean"), of_answers=True),
+    Column("p95", _pace("tpot_p95"), of_answers=True),
+    Column("spread", _mean(_over("spread")), begins=True),
     Column("refused", lambda cell: percent(cell.refused) if cell.refused else "0"),
-    Column(MISSES, _share(3)),
+    Column("evicted", _share(3), begins=True),
     Column("elsewhere", _share(2)),
     Column("in flight", _share(1)),
     Column("first time", _share(0)),
@@ -65,7 +76,8 @@ COLUMNS: Final = (
 def table(report: Document, *, width: int = 100, colour: bool = False) -> str:
     """Facts, one table for each fleet with the bounds beneath it, and the findings.
 
-    Times in seconds; of several seeds, means, and ± half of the 95 % interval for the mean time to the first token.
+    Times in seconds, those of a token in milliseconds; of several seeds, means, and ± half of the 95 % interval for the mean
+    time to the first token.
     """
     facts = report.trace
     blocks = [
@@ -92,7 +104,9 @@ def _fleet_block(every: Sequence[Cell], fleet: Fleet, bounds: BoundFacts | None,
     if seeds > 1:
         head += f", means over {seeds} seeds"
     ordered = ranked(some)
-    rows = [[_safe(cell.policy), *(column.show(cell) for column in COLUMNS)] for cell in ordered]
+    has_answers = any(cell.tpot_mean is not None for cell in every)
+    columns = [column for column in COLUMNS if has_answers or not column.of_answers]
+    rows = [[_safe(cell.policy), *(column.show(cell) for column in columns)] for cell in ordered]
     if seeds > 1:
         for row, cell in zip(rows, ordered, strict=True):
             half = (cell.ttft_mean.high - cell.ttft_mean.low) / 2
@@ -102,11 +116,7 @@ def _fleet_block(every: Sequence[Cell], fleet: Fleet, bounds: BoundFacts | None,
         pool = bounds.pool_of(fleet.pool_tokens)
         known = [("one LRU cache of that size", pool.lru), ("… that knows the future", pool.belady)] if pool else []
         rows += [[name, percent(hit)] for name, hit in [*known, ("nothing forgotten", bounds.infinite)]]
-    return (
-        _wrapped(head, width)
-        + "\n"
-        + _grid(["policy", *(column.head for column in COLUMNS)], rows, ends, width, colour)
-    )
+    return _wrapped(head, width) + "\n" + _grid(columns, rows, ends, width, colour)
 
 
 def _fleet_words(every: Sequence[Cell], fleet: Fleet) -> str:
@@ -130,16 +140,19 @@ def _spaced(value: object) -> object:
     return value.replace(",", ", ") if isinstance(value, str) and value.startswith("{") else value
 
 
-def _grid(head: list[str], rows: list[list[str]], ends: int, width: int, colour: bool) -> str:
-    """Columns side by side, if they fit; else where tokens came from is below with the names again, as is what is left over."""
+def _grid(columns: Sequence[Column], rows: list[list[str]], ends: int, width: int, colour: bool) -> str:
+    """Columns side by side, as far as they fit; what stays together and does not fit is below, with the names again."""
+    head = ["policy", *(column.head for column in columns)]
     names = [_cut(row[0], min(NAME, max(8, width - 12))) for row in rows]
     room = max(len(each) for each in [head[0], *names])
     wide = [max([len(head[at]), *(len(row[at]) for row in rows if at < len(row))]) for at in range(len(head))]
-    apart = head.index(MISSES) if room + sum(2 + each for each in wide[1:]) > width else 0
+    ends_at = [at for at, column in enumerate(columns, 1) if column.begins] + [len(head)]
     groups: list[list[int]] = [[]]
     used = room
     for at in range(1, len(head)):
-        if at == apart or (used + 2 + wide[at] > width and groups[-1]):
+        is_first = at == 1 or columns[at - 1].begins
+        last = next(end for end in ends_at if end > at) if is_first else at + 1
+        if groups[-1] and used + sum([2 + each for each in wide[at:last]]) > width:
             groups.append([])
             used = room
         groups[-1].append(at)

@@ -60,8 +60,15 @@ def test_one_request_takes_as_long_as_its_steps() -> None:
     assert (run.arrivals[0], run.chosen[0], run.hits[0]) == (0.0, 0, 0)
     assert run.ttfts[0] == pytest.approx(0.1), "100 tokens at 1,000 a second"
     assert run.latencies[0] == pytest.approx(0.1 + 2 * 0.01), "and two steps more"
+    assert list(run.outputs) == [3]
+    assert summarise(run).tpot_mean == pytest.approx(0.01)
     assert run.busy == pytest.approx([0.12])
     assert run.misses.first == 100
+
+
+def test_an_answer_ends_where_the_cache_does() -> None:
+    run = played(trace_of((0.0, 30, 50, [])), changed(replicas=1, blocks=10))
+    assert list(run.outputs) == [10]
 
 
 def test_a_long_prompt_is_computed_in_chunks() -> None:
@@ -265,6 +272,7 @@ def test_a_restart_loses_only_what_was_under_way(async_scheduling: bool) -> None
             assert run.arrivals[at] + run.ttfts[at] > 0.9
     assert any(run.arrivals[at] > 0.9 and replica == 1 for at, replica in enumerate(run.chosen)), "it is used again"
     assert summarise(run).hit < summarise(calm).hit
+    assert [at for at, tokens in enumerate(run.outputs) if not tokens] == lost, "they have no whole answer"
 
 
 def test_a_restart_forgets_what_was_cached() -> None:

@@ -43,9 +43,13 @@ def run(
     replicas: int = 4,
     refused: float = 0.0,
     step: float = 1.0,
+    pace: float | None = None,
     settings: dict[str, str | int | float | bool | None] | None = None,
 ) -> Run:
-    """A run in which requests came every ``step`` seconds, with these figures on average."""
+    """A run in which requests came every ``step`` seconds, with these figures on average.
+
+    Answers take 0.2 s, or 11 tokens with ``pace`` seconds between them.
+    """
     dice = random.Random(seed)  # the same for all policies, so that what is asked for is what differs
     inputs = array("q", [dice.randrange(100, 2000) for _ in range(requests)])
     chosen = array("q", [REFUSED if dice.random() < refused else dice.randrange(replicas) for _ in range(requests)])
@@ -54,6 +58,7 @@ def run(
     tokens = sum(tokens for tokens, at in zip(inputs, chosen, strict=True) if at >= 0)
     seconds = requests * step
     missed = [int(share * tokens) for share in (elsewhere, evicted)]
+    answer = 0.2 if pace is None else 10 * pace
     return Run(
         trace="made up",
         policy=policy,
@@ -62,9 +67,10 @@ def run(
         settings=settings or {},
         arrivals=array("d", [at * step for at in range(requests)]),
         ttfts=ttfts,
-        latencies=array("d", [value + 0.2 if value else 0.0 for value in ttfts]),
+        latencies=array("d", [value + answer if value else 0.0 for value in ttfts]),
         inputs=inputs,
         hits=hits,
+        outputs=array("q", [] if pace is None else [11 if at >= 0 else 0 for at in chosen]),
         chosen=chosen,
         misses=Misses(first=tokens - sum(hits) - sum(missed), in_flight=0, elsewhere=missed[0], evicted=missed[1]),
         busy=[seconds / 2] * replicas,

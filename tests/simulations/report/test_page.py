@@ -7,6 +7,7 @@ import pytest
 
 from simulations.report.page import page
 from simulations.report.plots import plots_of
+from simulations.report.result import Result
 from tests.support.runs import CASES, report, result, trace
 
 HTML = "{http://www.w3.org/1999/xhtml}"
@@ -109,3 +110,15 @@ def test_a_page_stays_small() -> None:
     """Of a large fleet and many runs, it can still be sent by mail."""
     some = [result(f"policy_{at}", replicas=500, requests=2000) for at in range(20)]
     assert len(page(report(*some))) < 1_500_000
+
+
+def test_answers_that_were_played_token_by_token_have_columns() -> None:
+    def row(*results: Result) -> dict[str, str]:
+        root = parsed(page(report(*results)))
+        heads = ["".join(each.itertext()) for each in root.iter("th")]
+        (first, *_) = [each for each in root.iter("tr") if each.get("class") == "first"]
+        return dict(zip(heads, ["".join(each.itertext()) for each in first], strict=True))
+
+    played = row(result(pace=0.0123), result("round_robin", ttft=9.0))
+    assert (played["TPOT mean ms"], played["p95 ms"], played["latency p95 s"]) == ("12.3", "12.3", "1.59")
+    assert "TPOT mean ms" not in row(result(), result("round_robin", ttft=9.0))

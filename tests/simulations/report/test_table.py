@@ -117,3 +117,31 @@ def test_a_store_is_folded_between_its_settings() -> None:
     made = table(report(result(settings={"store": text}), result(settings={})), width=60)
     assert '"gbits":25.0, "latency":0.001,' in made.replace("\n", " ")
     assert '"token_bytes":131072.0,' in made
+
+
+ANSWERS = "latency p95 TPOT ms p95"
+
+
+def test_answers_that_were_played_token_by_token_have_columns_that_fit_beside_first_tokens() -> None:
+    none = result("least_load", refused=1.0)
+    made = table(report(result(ttft=1.0, pace=0.0123), result("round_robin", ttft=4.0, pace=0.5), none))
+    (first, second, *_) = [" ".join(head.split()) for head in re.findall(r"^policy .*$", made, re.M)]
+    assert first == f"policy hit TTFT mean p50 p95 p99 {ANSWERS}"
+    assert second == "policy spread refused evicted elsewhere in flight first time"
+    assert re.search(r"^cache_aware .* 1\.11 +1\.59 +12\.3 +12\.3$", made, re.M)
+    assert re.search(r"^round_robin .* 8\.97 +10\.9 +500 +500$", made, re.M)
+    assert re.search(r"^least_load( +-){9}$", made, re.M)
+
+
+def test_columns_that_belong_together_are_not_parted_where_they_fit() -> None:
+    long = result("a_policy_with_a_name_of_thirty_one", pace=0.01)
+    heads = [" ".join(head.split()) for head in re.findall(r"^policy .*$", table(report(long)), re.M)]
+    assert heads == [
+        "policy hit TTFT mean p50 p95 p99",
+        f"policy {ANSWERS} spread refused",
+        "policy evicted elsewhere in flight first time",
+    ]
+
+
+def test_who_answered_nothing_token_by_token_has_no_columns_for_it() -> None:
+    assert "TPOT" not in table(report(*MANY), width=200)
