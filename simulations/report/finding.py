@@ -19,6 +19,10 @@ REFUSED: Final = 0.001
 """Shares of refused requests that differ by no more are equal."""
 
 
+NOTICED: Final = 1.1
+"""A ratio of times below this is a small one."""
+
+
 class Certainty(Enum):
     """What a finding rests on: runs that were compared, a calculation from them, or too little."""
 

@@ -1,4 +1,4 @@
-"""What the figures say, in plain words: is cache-aware routing needed, how much cache, how many replicas.
+"""What the figures say, in plain words: is cache-aware routing needed, how much cache, how many replicas, and what else pays.
 
 Knows cells, bounds, and the sentences that may be said of them. Never says more than the runs show: what was run once has no
 known uncertainty, and what was not run is said to be missing.
@@ -10,18 +10,26 @@ from typing import TYPE_CHECKING, Final
 
 from simulations.report.comparison import Cell, base, cells, is_faster, kind_name, ranked
 from simulations.report.figures import percent, points, times
-from simulations.report.finding import COSTLY, REFUSED, Certainty, Finding, against, mean, of_a_hundred, sureness
+from simulations.report.finding import (
+    COSTLY,
+    NOTICED,
+    REFUSED,
+    Certainty,
+    Finding,
+    against,
+    mean,
+    of_a_hundred,
+    sureness,
+)
 from simulations.report.result import Result
 from simulations.report.sizing import cache, fleet
+from simulations.report.worth import worth
 
 if TYPE_CHECKING:
     from simulations.report.document import BoundFacts
 
 LITTLE: Final = 0.05
 """Where less than this share of prompt tokens came before, no cache is worth much."""
-
-NOTICED: Final = 1.1
-"""A ratio of times below this is a small one."""
 
 
 def find(
@@ -33,7 +41,7 @@ def find(
     blind: frozenset[str],
     sticky: frozenset[str],
 ) -> list[Finding]:
-    """The findings of a report, in order: where tokens came from, routing, cache, replicas."""
+    """The findings of a report, in order: where tokens came from, routing, cache, replicas, a store and a split."""
     every = cells(results)
     served = [cell for cell in ranked(base(every)) if cell.served]
     if not served:
@@ -50,7 +58,7 @@ def find(
             Finding("routing", "Do I need cache-aware routing?", "Not known", answer, [remedy], Certainty.UNKNOWN)
         )
     found.append(fleet(best, every, bounds, ttft_target))
-    return found
+    return found + worth(best, every)
 
 
 def _tokens(best: Cell, bounds: "BoundFacts | None") -> Finding:

@@ -1,0 +1,149 @@
+"""Is a shared store worth it, and is it worth it to part prefill and decode: a fleet with one beside the same one without.
+
+Knows cells that differ in that alone, and the sentences that may be said of them. Never knows what either costs, and says
+nothing where both were not run.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from simulations.report.comparison import Cell, Spread, alike, is_quicker, ranked
+from simulations.report.figures import duration, percent
+from simulations.report.finding import NOTICED, REFUSED, Certainty, Finding, sureness
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What a fleet may have: the setting that tells it, as a table in JSON, and that table's field that is always said."""
+
+    setting: str
+    question: str
+    name: str
+    told: str
+    beside: str
+    """What the figures do not say."""
+
+
+PARTS: Final = (
+    Part(
+        "store",
+        "Is a shared store worth it?",
+        "a store",
+        "gbits",
+        "What it costs is not in it, nor what it takes to write there: kvlb plan --store-price weighs its price.",
+    ),
+    Part(
+        "disaggregation",
+        "Is it worth it to part prefill and decode?",
+        "a split",
+        "prefill",
+        "Both have as many replicas. How many of them compute prompts decides most: try several.",
+    ),
+)
+
+
+def worth(best: Cell, every: Sequence[Cell]) -> list[Finding]:
+    """What there is to say of a store and of a split, under the best policy; nothing of what was not run with and without."""
+    return [found for part in PARTS if (found := _compared(part, best, every)) is not None]
+
+
+def _compared(part: Part, best: Cell, every: Sequence[Cell]) -> Finding | None:
+    tried = [cell for cell in alike(best, every, part.setting) if cell.served]
+    without = [cell for cell in tried if not _table(cell, part)]
+    having = [cell for cell in tried if _table(cell, part)]
+    if not without or not having:
+        return None
+    plain = ranked(without)[0]
+    chosen = min(having, key=lambda cell: (round(cell.refused, 3), _time(cell).mean, cell.ttft_mean.mean))
+    named = _named(part, having)
+    sentence = f"With {part.name} ({named(chosen)}) {chosen.policy} takes {_sentence(chosen, plain)}."
+    because = [f"Without: {_figures(plain)}."]
+    because += [f"{named(cell)}: {_figures(cell)}." for cell in having]
+    because += _other_policy(chosen, every)
+    because += [part.beside, sureness([plain, *having])]
+    return Finding(part.setting, part.question, _verdict(chosen, plain), sentence, because, Certainty.MEASURED)
+
+
+def _verdict(chosen: Cell, plain: Cell) -> str:
+    if abs(chosen.refused - plain.refused) > REFUSED:
+        return "Yes" if chosen.refused < plain.refused else "No"
+    pairs = [(chosen.ttft_mean, plain.ttft_mean)]
+    if chosen.tpot_mean is not None:
+        pairs.append((chosen.latency_mean, plain.latency_mean))
+    quicker = [is_quicker(one, other) for one, other in pairs]
+    slower = [is_quicker(other, one) for one, other in pairs]
+    if not any(quicker):
+        return "No"
+    if any(slower):
+        return "For first tokens" if quicker[0] else "For whole answers"
+    is_noticed = any(other.mean >= NOTICED * one.mean for one, other in pairs)
+    return "Yes" if is_noticed else "It helps a little"
+
+
+def _time(cell: Cell) -> Spread:
+    """What fleets that have one are chosen by: whole answers, where these were played token by token."""
+    return cell.ttft_mean if cell.tpot_mean is None else cell.latency_mean
+
+
+def _sentence(chosen: Cell, plain: Cell) -> str:
+    def pair(show: Callable[[float], str], one: float, other: float, what: str) -> str:
+        told, without = show(one), show(other)
+        return f"{told}{what} instead of {without}" if told != without else f"{told}{what}, as without it"
+
+    told = [pair(duration, chosen.ttft_mean.mean, plain.ttft_mean.mean, " to the first token on average")]
+    if chosen.tpot_mean is not None and plain.tpot_mean is not None:
+        told.append(pair(duration, chosen.latency_mean.mean, plain.latency_mean.mean, " to the end of the answer"))
+        told.append(pair(duration, chosen.tpot_mean.mean, plain.tpot_mean.mean, " for each token of it"))
+    hits = pair(percent, chosen.hit.mean, plain.hit.mean, " of prompt tokens are not computed")
+    refused = ""
+    if chosen.refused or plain.refused:
+        refused = "; " + pair(percent, chosen.refused, plain.refused, " of requests are refused")
+    return f"{'; '.join(told)}. {hits}{refused}"
+
+
+def _figures(cell: Cell) -> str:
+    told = f"{duration(cell.ttft_mean.mean)} to the first token, 95 % within {duration(cell.ttft_p95.mean)}"
+    if cell.tpot_mean is not None:
+        told += f", {duration(cell.latency_mean.mean)} to the end, {duration(cell.tpot_mean.mean)} a token"
+    return f"{told}, hit {percent(cell.hit.mean)}"
+
+
+def _other_policy(chosen: Cell, every: Iterable[Cell]) -> list[str]:
+    """Who is best there, if it is another policy."""
+    first = ranked([cell for cell in every if cell.fleet == chosen.fleet])[0]
+    if first.policy == chosen.policy:
+        return []
+    return [f"There {first.policy} is the best policy: {_figures(first)}."]
+
+
+def _named(part: Part, having: Sequence[Cell]) -> Callable[[Cell], str]:
+    """What is said of each: in which fields its table differs from the others'."""
+    tables = [_table(cell, part) for cell in having]
+    fields = [
+        field
+        for field in dict.fromkeys([field for table in tables for field in table])
+        if field == part.told or len({repr(table.get(field)) for table in tables}) > 1
+    ]
+
+    def words(cell: Cell) -> str:
+        table = _table(cell, part)
+        return ", ".join([f"{field}={_shown(table[field])}" for field in fields if field in table])
+
+    return words
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+
+
+def _table(cell: Cell, part: Part) -> dict[str, Any]:
+    """What the cell's fleet has; empty where it has none, or one that nobody reads."""
+    text = dict(cell.fleet.settings).get(part.setting)
+    if not isinstance(text, str):
+        return {}
+    try:
+        table = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return {}
+    return {} if table.get("loads") == "never" else table
