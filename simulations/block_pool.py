@@ -37,6 +37,7 @@ class BlockPool:
         # Almost every key has one block: an inner dict (used as an ordered set) exists only for keys with copies.
         self._holders: dict[int, int | dict[int, None]] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self.num_returns = 0  # how often blocks were given back
 
     @property
     def capacity(self) -> int:
@@ -61,6 +62,10 @@ class BlockPool:
                 break
             found.append(holders if isinstance(holders, int) else next(iter(holders)))
         return found
+
+    def has(self, key: int) -> bool:
+        """Whether a block holds this key."""
+        return key in self._holders
 
     def count_free(self, blocks: Iterable[int]) -> int:
         """How many of ``blocks`` nobody uses: referencing them takes them out of the free queue."""
@@ -115,6 +120,7 @@ class BlockPool:
         Blocks that hold a key go to the back, in the order given (callers give the tail of a sequence first, so that it is
         evicted before its head). Blocks without a key cannot be hit and go to the front.
         """
+        self.num_returns += 1
         without_key: list[int] = []
         references, keys, free = self._references, self._keys, self._free
         for block in blocks:

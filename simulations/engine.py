@@ -12,7 +12,7 @@ default on GPUs, it keeps two steps in flight: it schedules the second before it
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -179,6 +179,17 @@ class _Live:
         return self.sequence.num_tokens + self.num_placeholders - self.num_computed
 
 
+class _Blocked(NamedTuple):
+    """Who does not fit, as long as ``returns`` stays (``BlockPool.num_returns``) and nobody holds the key behind its hit.
+
+    Blocks that are taken by others make no room for it, and what is evicted makes its hit no longer.
+    """
+
+    live: _Live
+    returns: int
+    lacking: int | None
+
+
 class _Draft:
     """A step while it is being put together; mutable."""
 
@@ -216,6 +227,7 @@ class Engine:
         self._coming: set[int] = set()  # keys of blocks that are being loaded
         self._given_up: dict[str, _Live] = {}  # they have ended, and what is being loaded for them has not come yet
         self._is_stalled = False
+        self._blocked: _Blocked | None = None  # looked up at every step, it would take as long as all that is computed
         self._running: list[_Live] = []
         self._events: list[KVEvent] = []
         self._must_flush = False
@@ -373,6 +385,9 @@ class Engine:
         assert queued == len(self._live), "a request is in no queue, or in two"
         assert len(self._running) <= self.config.max_num_seqs, "too many requests run"
         assert all(not live.blocks for live in self._waiting), "a waiting request holds blocks"
+        if self._waiting and self._is_still_blocked(self._waiting[0]):
+            live = self._waiting[0]
+            assert not self._has_blocks(self._find_hits(live), live.sequence.num_tokens), f"{live.id} fits by now"
         holders = [*self._running, *self._loading.values(), *self._given_up.values()]
         held = {block for live in holders for block in live.blocks}
         held.update(block for blocks in self._kept.values() for block in blocks)
@@ -429,6 +444,8 @@ class Engine:
             if live.num_stale and not live.drops_stale:
                 blocked.append(self._waiting.popleft())
                 continue
+            if self._is_still_blocked(live):
+                break
             hits = self._find_hits(live)
             loadable = self._find_loads(live, len(hits))
             if loadable is None:
@@ -455,8 +472,7 @@ class Engine:
         num_ready = num_hit + num_loaded
         num_new = min(num_tokens - num_ready, budget)
         must_fit = num_tokens if self.config.reserve_full_prompt else num_ready + num_new
-        # A hit on a free block takes it from the free queue, so it costs as much as a new one.
-        if self._num_blocks(must_fit) - len(hits) + self._pool.count_free(hits) > self._pool.num_free:
+        if not self._fits(live, hits, must_fit):
             return 0
         self._pool.reference(hits)
         live.blocks = hits
@@ -469,6 +485,31 @@ class Engine:
         live.is_running = True
         self._count_lookup(live, num_hit)
         return num_new
+
+    def _fits(self, live: _Live, hits: list[int], must_fit: int) -> bool:
+        """Whether there are blocks for so many tokens of the head of the waiting requests, which hits these."""
+        if self._has_blocks(hits, must_fit):
+            return True
+        if self.config.reserve_full_prompt:  # else it depends on the step, too
+            keys = live.sequence.keys
+            lacking = keys[len(hits)] if self._reads_cache(live) and len(hits) < self._usable(live) else None
+            self._blocked = _Blocked(live, self._pool.num_returns, lacking)
+        return False
+
+    def _has_blocks(self, hits: list[int], num_tokens: int) -> bool:
+        # A hit on a free block takes it from the free queue, so it costs as much as a new one.
+        return self._num_blocks(num_tokens) - len(hits) + self._pool.count_free(hits) <= self._pool.num_free
+
+    def _is_still_blocked(self, live: _Live) -> bool:
+        """Whether nothing has happened since it did not fit by which it could; while others load, it may wait for them."""
+        blocked = self._blocked
+        return (
+            blocked is not None
+            and blocked.live is live
+            and blocked.returns == self._pool.num_returns
+            and not self._coming
+            and (blocked.lacking is None or not self._pool.has(blocked.lacking))
+        )
 
     def _find_loads(self, live: _Live, num_hits: int) -> int | None:
         """Tokens behind its hit that a connector can load: of another engine, once, all; else full blocks.
@@ -504,7 +545,7 @@ class Engine:
             live.cached_tokens = num_ready
         free = self._pool.num_free - self._pool.count_free(hits)
         must_fit = num_tokens if self.config.reserve_full_prompt else num_ready
-        if self._num_blocks(must_fit) - num_hits > free or count > free - self._reserved():
+        if not self._fits(live, hits, must_fit) or count > free - self._reserved():
             return False
         self._pool.reference(hits)
         blocks, evicted = self._pool.allocate(count)
@@ -565,9 +606,11 @@ class Engine:
     def _find_hits(self, live: _Live) -> list[int]:
         if not self._reads_cache(live):
             return []
-        # The last token is always computed, for its logits; hits end on a block boundary, so a prompt of whole blocks
-        # computes its last block again.
-        return self._pool.find(live.sequence.keys[: (live.sequence.num_tokens - 1) // self._block_size])
+        return self._pool.find(live.sequence.keys[: self._usable(live)])
+
+    def _usable(self, live: _Live) -> int:
+        """Blocks that can be hit: the last token is always computed, for its logits, and hits end on a block boundary."""
+        return (live.sequence.num_tokens - 1) // self._block_size
 
     def _count_lookup(self, live: _Live, num_hit: int) -> None:
         if self._reads_cache(live) and not live.was_preempted:

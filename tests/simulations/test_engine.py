@@ -1,5 +1,5 @@
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from hashing.chain import Chain
 from hashing.extras import NO_EXTRAS, Extras, Lora
 from hashing.recipes import Recipe
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from simulations.block_pool import BlockPool
 from simulations.engine import Engine, EngineConfig, EngineRequest, ScheduledStep, StepResult
 from simulations.latency import Workload
 from simulations.sequences import KeyPrompt, TokenPrompt
@@ -291,6 +292,41 @@ def test_a_request_that_does_not_fit_holds_up_those_behind_it() -> None:
     engine.add(ask("c", range(200, 204)))
     step(engine)
     assert engine.queues()[:2] == (["a"], ["b", "c"])
+
+
+def test_who_does_not_fit_is_looked_up_again_only_when_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 tokens are 4 of 5 blocks: while somebody else answers in two of them, its 3 blocks that are cached help nobody."""
+    looked_up: list[int] = []
+    find = BlockPool.find
+
+    def noted(self: BlockPool, keys: Iterable[int]) -> list[int]:
+        found = find(self, keys)
+        looked_up.append(len(found))
+        return found
+
+    engine = make_engine(num_blocks=5)
+    serve(engine, ask("before", range(13)))
+    engine.add(ask("a", range(100, 104), max_tokens=5))
+    step(engine)
+    engine.add(ask("b", range(16)))
+    monkeypatch.setattr(BlockPool, "find", noted)
+    while "a" in engine.queues()[0]:
+        engine.complete(engine.schedule(), zero)
+    assert looked_up == [3], "once, in four steps"
+    engine.complete(engine.schedule(), zero)
+    assert looked_up[1:] == [3]
+
+
+def test_who_does_not_fit_comes_as_soon_as_another_computes_what_it_lacks() -> None:
+    """15 tokens are 4 blocks of 4: one that answers has the first of them, half full, and then full."""
+    engine = make_engine(num_blocks=4)
+    engine.add(EngineRequest("a", KeyPrompt(3, [1]), 3))
+    engine.add(EngineRequest("b", KeyPrompt(15, [1, 2, 3]), 1))
+    step(engine)
+    assert engine.queues()[:2] == (["a"], ["b"])
+    step(engine)
+    assert engine.queues()[:2] == (["a"], [])
+    assert not engine.num_waiting
 
 
 @pytest.mark.parametrize(("reserve", "running"), [(True, 1), (False, 2)])
