@@ -41,6 +41,9 @@ from simulations.traces.trace import NO_SESSION, Trace
 
 MODEL: Final = "m"
 TICK_SECONDS: Final = 1.0
+QUIET_TICKS: Final = 600
+"""After so many in a row in which no step began and nobody came, each takes twice as long to come: a load may take years."""
+
 RETRY_SECONDS: Final = 1.0
 RELEASE: Final = (0, 32)
 """Of the engines: where a store's loads are to be chosen, they can be told how much to load."""
@@ -138,7 +141,8 @@ class Play(Course):
         self._held: dict[tuple[int, int], Held] = {}  # by gateway and lease
         self._due = [-math.inf] * fleet.gateways
         self._in_turn = 0
-        self._ticking = False
+        self._next_tick = math.inf
+        self._quiet = 0  # ticks in which nothing began
         self._computed: set[int] = set()  # keys that somebody has had
 
     def run(self, name: str, seed: int) -> Run:
@@ -160,7 +164,8 @@ class Play(Course):
         came = now if came is None else came
         self._arrivals[request] = came
         tokens = self._trace.inputs[request]
-        self._keep_ticking(now)
+        self._quiet = 0
+        self._tick_at(now + TICK_SECONDS)
         if tokens + 1 > self._config.max_model_len:
             self._leave(now, request)
             return
@@ -251,6 +256,9 @@ class Play(Course):
         step = replica.step = engine.schedule()
         seconds = replica.seconds(step)
         replica.busy_seconds += seconds
+        if self._quiet and self._next_tick < math.inf:
+            self._quiet = 0
+            self._tick_at(now + TICK_SECONDS)
         self._push(now + seconds, self._stepped, replica, replica.life, step)
         for name, tokens in step.loads.items():
             self._push(replica.reader.load(now, self._load_seconds(tokens)), self._loaded, replica, replica.life, name)
@@ -394,18 +402,21 @@ class Play(Course):
     def _role(self, _: PlayedReplica) -> Role:
         return Role.BOTH
 
-    def _keep_ticking(self, now: float) -> None:
-        if not self._ticking:
-            self._ticking = True
-            self._push(now + TICK_SECONDS, self._tick)
+    def _tick_at(self, due: float) -> None:
+        if due < self._next_tick:
+            self._next_tick = due
+            self._push(due, self._tick)
 
     def _tick(self, now: float) -> None:
+        if now != self._next_tick:  # another one has come in its place
+            return
+        self._quiet += 1
         for number, gateway in enumerate(self._gateways):
             gateway.tick(now)
             self._look(now, number)
-        self._ticking = False
+        self._next_tick = math.inf
         if self._is_busy:
-            self._keep_ticking(now)
+            self._tick_at(now + TICK_SECONDS * 2.0 ** min(1000, max(0, self._quiet - QUIET_TICKS)))
 
     @property
     def _is_busy(self) -> bool:

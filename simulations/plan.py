@@ -33,6 +33,7 @@ from simulations.report.figures import seconds as shown
 from simulations.results import Run, Summary, summarise
 from simulations.scenario import Kind, fleet_of, number_of, with_hardware
 from simulations.simple import SimpleFleet
+from simulations.store import LEAST_GBITS, MOST_GBITS, gbits_of
 from simulations.targets import Target, parse_target
 from simulations.traces.options import add_reading_options, reading_options, scaled
 from simulations.traces.reading import open_trace
@@ -207,7 +208,7 @@ class _Builder:
         if build.has_store:
             assert self._store is not None, "nobody plans with one otherwise"
             link = self._store.link
-            fields["store"] = {"gbits": link.bandwidth * 8e-9, "latency": link.fixed}
+            fields["store"] = {"gbits": gbits_of(link), "latency": link.fixed}
         return fleet_of(model, with_hardware(model, build.hardware, fields))
 
 
@@ -257,6 +258,11 @@ def _prices(given: Sequence[str]) -> dict[str, float]:
 def _store(args: argparse.Namespace, kinds: Sequence[Hardware], prices: Mapping[str, float]) -> _Store | None:
     """The store that the flags speak of."""
     link, latency = link_of("--store-link", args.store_link), args.store_latency_ms
+    if not LEAST_GBITS <= gbits_of(link) <= MOST_GBITS:
+        raise ConfigError(
+            f"--store-link: {args.store_link} carries {gbits_of(link):g} Gbit/s of data; a store that is planned with carries "
+            f"from {LEAST_GBITS:g} to {MOST_GBITS:,.0f}"
+        )
     if latency is not None:
         if not 0 <= latency <= DAY_MS:
             raise ConfigError(

@@ -5,7 +5,7 @@ policies. The store forgets nothing, and takes what is computed at once and for 
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -14,7 +14,9 @@ from balancer.economics.mix import Control, Mix, Source, cheapest, load_weight
 from balancer.economics.prefill import Prefill
 from balancer.economics.shape import CacheShape
 
-Rate = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+LEAST_GBITS: Final = 1e-6
+MOST_GBITS: Final = 1e6
+Rate = Annotated[float, msgspec.Meta(ge=LEAST_GBITS, le=MOST_GBITS)]
 Delay = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 Weight = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
@@ -35,6 +37,11 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token_bytes: Weight = 131_072.0
     loads: Literal["mixed", "always", "never"] = "mixed"
     tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+def gbits_of(link: Link) -> float:
+    """10^9 bits of data that it carries a second."""
+    return link.bandwidth * 8e-9
 
 
 class Store:

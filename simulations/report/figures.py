@@ -16,12 +16,14 @@ def seconds(value: float) -> str:
 
 
 def duration(value: float) -> str:
-    """With the unit that suits: 0.4 ms, 0.563 s, 59 min, 3.4 h."""
+    """With the unit that suits: 0.4 ms, 0.563 s, 59 min, 3.4 h, 12.5 days."""
     if 0 < value < 0.1:
         return f"{value * 1000:.3g} ms"
     if value < 600:
         return f"{seconds(value)} s"
-    return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.1f} h"
+    if value < 7200:
+        return f"{value / 60:.0f} min"
+    return f"{value / 3600:.1f} h" if value < 172_800 else f"{seconds(value / 86_400)} days"
 
 
 def tick(value: float) -> str:

@@ -110,6 +110,7 @@ fleet.disaggregation = { prefill = 3, gbits = 25 }
     ("store", "said"),
     [
         ({"gbits": math.inf}, r"^fleet\.store\.gbits: .* <= 1000000"),
+        ({"gbits": 1e-7}, r"^fleet\.store\.gbits: .* >= 1e-06"),
         ({"gbits": 1e300}, r"^fleet\.store\.gbits: .* <= 1000000"),
         ({"latency": math.inf}, r"^fleet\.store\.latency: .* <= 86400"),
         ({"token_bytes": math.inf}, r"^fleet\.store\.token_bytes: .* <= 1000000000"),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balancer.economics.links import Link
+from balancer.router import Router
 from indexer.events import BlockRemoved, BlockStored, KVEvent
 from simulations.bounds import bounds
 from simulations.detailed import play_detailed
@@ -21,7 +22,7 @@ from simulations.paths import Paths
 from simulations.results import Run, summarise
 from simulations.shared_store import SharedStore, most_loaded
 from simulations.simple import SimpleFleet, play
-from simulations.store import StoreSettings
+from simulations.store import LEAST_GBITS, StoreSettings
 from simulations.traces.sessions import derived_sessions
 from simulations.traces.trace import Trace
 from tests.support import traces
@@ -346,3 +347,35 @@ def test_everybody_is_served_whatever_fails_and_all_of_it_repeats(
 def test_a_store_without_room_for_a_block_is_told() -> None:
     with pytest.raises(ValueError, match=r"store.tokens: must be one block \(4\) at least, got 3"):
         changed(store=store(0.001, tokens=3)).__post_init__()
+
+
+def test_a_load_that_takes_years_is_played_at_once_and_then_each_second_is_told_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """16 tokens of a gigabyte each, over a bit more than 100 bytes a second; then an answer of 4 s."""
+    told: list[float] = []
+    tick = Router.tick
+
+    def noted(self: Router, now: float) -> None:
+        told.append(now)
+        tick(self, now)
+
+    monkeypatch.setattr(Router, "tick", noted)
+    trace = trace_of((0.0, 18, 1, [1, 2, 3, 4, 5]), (10.0, 18, 4000, [1, 2, 3, 4, 6]))
+    slow = StoreSettings(LEAST_GBITS, token_bytes=1e9, loads="always")
+    run = played(trace, changed(blocks=2000, store=slow))
+    loaded = 10 + 16 * 1e9 / (LEAST_GBITS * 1e9 / 8)
+    assert run.ttfts[1] == pytest.approx(loaded - 10, rel=1e-6)
+    assert len(told) < 700
+    assert all(later - earlier == 1.0 for earlier, later in pairwise(told[3:500]))
+    assert [each - run.arrivals[1] - run.ttfts[1] > 0 for each in told[-3:]] == [True] * 3
+    assert all(later - earlier == 1.0 for earlier, later in pairwise(told[-3:]))
+
+
+def test_who_comes_meanwhile_has_each_second_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(Router, "tick", lambda _, now: told.append(now))
+    many = [(0.0, 18, 1, [1, 2, 3, 4, 5]), (10.0, 18, 1, [1, 2, 3, 4, 6]), (50_000.0, 18, 4000, [7, 8, 9, 10, 11])]
+    slow = StoreSettings(LEAST_GBITS, token_bytes=1e9, loads="always")
+    played(trace_of(*many), changed(blocks=2000, store=slow))
+    assert [each for each in told if 50_000 <= each < 50_004] == [50_001, 50_002, 50_003]

@@ -303,6 +303,11 @@ def test_a_store_that_is_too_slow_is_not_worth_its_price(
         (("--store-price", "3/week"), "--store-price 3/week: write a price of an hour"),
         (("--store-price", "3", "--store-link", "5gbe"), "--store-link: there is no link '5gbe'; did you mean 25gbe?"),
         (("--store-price", "3", "--store-link", "0"), "--store-link: 0 is not a rate; give a number of Gbit/s above 0"),
+        (
+            ("--store-price", "3", "--store-link", "1e12"),
+            "--store-link: 1e12 carries 9e+11 Gbit/s of data; a store that is planned with carries from 1e-06 to 1,000,000",
+        ),
+        (("--store-price", "3", "--store-link", "1e-9"), "--store-link: 1e-9 carries 9e-10 Gbit/s of data"),
         (("--store-price", "3", "--store-latency-ms", "-1"), "--store-latency-ms: must be a number of milliseconds"),
         (
             ("--store-price", "3", "--store-latency-ms", "1e9"),

@@ -21,7 +21,17 @@ def test_seconds_have_three_digits(value: float, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"), [(0, "0 s"), (0.0004, "0.4 ms"), (0.5, "0.500 s"), (3537, "59 min"), (12240, "3.4 h")]
+    ("value", "shown"),
+    [
+        (0, "0 s"),
+        (0.0004, "0.4 ms"),
+        (0.5, "0.500 s"),
+        (3537, "59 min"),
+        (12240, "3.4 h"),
+        (172_700, "48.0 h"),
+        (172_800, "2.00 days"),
+        (5_825_422_080, "67,424 days"),
+    ],
 )
 def test_durations_have_the_unit_that_suits(value: float, shown: str) -> None:
     assert duration(value) == shown
