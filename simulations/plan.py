@@ -19,6 +19,7 @@ from balancer.commands import Command
 from balancer.economics.links import Link
 from balancer.errors import BalancerError, ConfigError
 from balancer.words import counted
+from simulations.confirming import Confirmed, confirm
 from simulations.detailed_fleet import DetailedFleet
 from simulations.economics import link_of
 from simulations.grid import Case, run_all
@@ -34,7 +35,7 @@ from simulations.results import Run, Summary, summarise
 from simulations.scenario import Kind, fleet_of, number_of, with_hardware
 from simulations.simple import SimpleFleet
 from simulations.store import LEAST_GBITS, MOST_GBITS, gbits_of
-from simulations.targets import Target, parse_target
+from simulations.targets import Target, distance, parse_target, worst
 from simulations.traces.options import add_reading_options, reading_options, scaled
 from simulations.traces.reading import open_trace
 from simulations.traces.trace import Trace
@@ -43,9 +44,6 @@ DEFAULT_POLICIES: Final = "predicted_ttft,cache_aware,round_robin"
 DEFAULT_LINK: Final = "100gbe"
 DAY_MS: Final = 86_400_000
 """Longer than that no load waits for its first byte (``simulations.store``)."""
-
-MORE: Final = 4
-"""Replicas more than the simple model asks for, at most, that the detailed one is tried with."""
 
 
 class NoPlan(BalancerError):
@@ -132,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if not args.no_confirm:
         for first in filter(None, [best(plans, has_store=side) for side in sides]):
-            plans[plans.index(first)] = _confirmed(builder, first, targets)
+            plans[plans.index(first)] = _confirmed(builder, first, targets, args.max_replicas)
     found = None
     if store is not None:
         found = moving(plans, store.price, store.link, sum(trace.inputs) // max(1, len(trace)))
@@ -212,18 +210,44 @@ class _Builder:
         return fleet_of(model, with_hardware(model, build.hardware, fields))
 
 
-def _confirmed(builder: _Builder, plan: Plan, targets: Sequence[Target]) -> Plan:
+def _confirmed(builder: _Builder, plan: Plan, targets: Sequence[Target], at_most: int) -> Plan:
     (policy,) = parse(plan.policy)
-    last = plan.replicas + MORE
     build = Build(plan.hardware, plan.has_store)
     took, store = "", " with the store" if plan.has_store else ""
-    for replicas in range(plan.replicas, last + 1):
+    seen: dict[int, Summary] = {}
+
+    def far(replicas: int) -> float:
+        nonlocal took
         say(f"the detailed model plays {counted(replicas, 'replica')}{store}{took} ...")
-        summary, seconds = builder.confirm(build, policy, replicas)
-        took = f"; the one before took {duration(seconds)}, {counted(last - replicas - 1, 'more', 'more')} at most after this"
-        if all(target.is_held(summary) for target in targets):
-            return msgspec.structs.replace(plan, confirmed=replicas, was_confirmed=True, confirmed_hit=summary.hit)
-    return msgspec.structs.replace(plan, was_confirmed=True)
+        seen[replicas], seconds = builder.confirm(build, policy, replicas)
+        took = f"; the one before took {duration(seconds)}"
+        return distance(targets, seen[replicas])
+
+    found = confirm(plan.replicas, at_most, far)
+    if found.least is None:
+        return msgspec.structs.replace(plan, was_confirmed=True, unconfirmed=_unconfirmed(found, seen, targets))
+    hit = seen[found.least].hit
+    return msgspec.structs.replace(plan, confirmed=found.least, was_confirmed=True, confirmed_hit=hit)
+
+
+def _unconfirmed(found: Confirmed, seen: Mapping[int, Summary], targets: Sequence[Target]) -> str:
+    """Why the detailed model holds the targets with none of those that were tried."""
+    most = max(seen)
+    refused = seen[most].refused
+    if refused:
+        return f"The detailed model does not hold it: {counted(refused, 'request')} do not fit into a replica's cache."
+    figure = worst(targets, seen[most]).figure
+    if found.compared is None:
+        return (
+            f"The detailed model does not hold it with up to {counted(most, 'replica')}, the most there may be: {figure} is "
+            f"{shown(getattr(seen[most], figure))} s there. Allow for more (--max-replicas), and calibrate."
+        )
+    fewer, more = found.compared
+    told = [f"{shown(getattr(seen[each], figure))} s with {each}" for each in (fewer, more)]
+    return (
+        f"The detailed model does not hold it, and more replicas do not help: {figure} is {', and '.join(told)}. Take faster "
+        "devices, allow for more time, or calibrate."
+    )
 
 
 def _summary(case: Case, run: Run) -> Summary:
@@ -339,7 +363,7 @@ def _told(plan: Plan, targets: Sequence[Target]) -> Iterator[str]:
     hold = "hold" if plan.replicas > 1 or plan.has_store else "holds"
     yield f"{built}{store} with {plan.policy} {hold} {_words(targets)}, by the simple model."
     if plan.was_confirmed and plan.confirmed is None:
-        yield f"The detailed model does not hold it with up to {plan.replicas + MORE}: plan for more, and calibrate."
+        yield plan.unconfirmed
     elif plan.was_confirmed and plan.confirmed == plan.replicas:
         yield "The detailed model agrees."
     elif plan.was_confirmed:

@@ -19,7 +19,7 @@ from simulations.report.figures import seconds as shown
 from simulations.results import Summary, quantile
 from simulations.search import Search
 from simulations.simple import SimpleFleet
-from simulations.targets import Target
+from simulations.targets import Target, distance, worst
 from simulations.traces.trace import Trace
 
 
@@ -53,6 +53,7 @@ class Plan(msgspec.Struct, frozen=True):
         confirmed: how many replicas the detailed model asks for, where it was asked; None where it did not hold with any tried.
         was_confirmed: whether it was asked.
         confirmed_hit: the share of prompt tokens that were not computed there.
+        unconfirmed: why it holds with no number of them that was tried, in a sentence.
     """
 
     hardware: Hardware
@@ -65,6 +66,7 @@ class Plan(msgspec.Struct, frozen=True):
     confirmed: int | None = None
     was_confirmed: bool = False
     confirmed_hit: float | None = None
+    unconfirmed: str = ""
 
 
 class Stopped(msgspec.Struct, frozen=True):
@@ -191,7 +193,7 @@ class Planner:
                 continue
             self._tried_largest.add(at)
             tried = [(option, summary) for (option, _), summary in self._seen.items() if option[0] == at]
-            nearest = min(tried, key=lambda each: self._distance(each[1]))[0]
+            nearest = min(tried, key=lambda each: distance(self._targets, each[1]))[0]
             fleets.append((*self._options[nearest], self._at_most))
             places.append(at)
         if not fleets:
@@ -200,7 +202,7 @@ class Planner:
             places, fleets, self._play(fleets, self._search.left), strict=True
         ):
             if not self._holds(summary):
-                figure = max(self._targets, key=lambda target: getattr(summary, target.figure) / target.seconds).figure
+                figure = worst(self._targets, summary).figure
                 self._stop(
                     at,
                     f"{counted(replicas, 'replica')}, the most there may be, do not hold the targets: {figure} is "
@@ -217,10 +219,6 @@ class Planner:
 
     def _holds(self, summary: Summary) -> bool:
         return all(target.is_held(summary) for target in self._targets)
-
-    def _distance(self, summary: Summary) -> float:
-        """How far the worst figure is from its target, as a multiple of it."""
-        return float(max([getattr(summary, target.figure) / target.seconds for target in self._targets]))
 
 
 def most_hits(trace: Trace) -> Sequence[int]:

@@ -3,7 +3,9 @@
 Knows the figures of a run and units of time. Never knows fleets.
 """
 
+import math
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -26,6 +28,19 @@ class Target(msgspec.Struct, frozen=True):
     def is_held(self, summary: Summary) -> bool:
         """Whether it is; a fleet that refuses anybody holds nothing."""
         return not summary.refused and getattr(summary, self.figure) <= self.seconds
+
+
+def worst(targets: Sequence[Target], summary: Summary) -> Target:
+    """The target that a run is the furthest from."""
+    return max(targets, key=lambda target: getattr(summary, target.figure) / target.seconds)
+
+
+def distance(targets: Sequence[Target], summary: Summary) -> float:
+    """How far that one is, as a multiple of it: 1 or less holds. Who refuses anybody is infinitely far."""
+    if summary.refused:
+        return math.inf
+    target = worst(targets, summary)
+    return float(getattr(summary, target.figure) / target.seconds)
 
 
 def parse_target(text: str) -> Target:

@@ -3,12 +3,15 @@
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from balancer.cli import main
+from simulations import plan
+from simulations.results import Summary
 from simulations.simulate import QUESTIONS
 
 
@@ -223,6 +226,53 @@ def test_the_cheapest_fleet_that_holds_a_target_is_found(trace: str, capsys: pyt
     assert "1 x l4 is not looked at further" in told.err, "as soon as it is known"
     assert "fleets, " in told.err
     assert " left" in told.err
+
+
+def by_detailed(monkeypatch: pytest.MonkeyPatch, p95: Callable[[int], float], refused: int = 0) -> list[int]:
+    """The detailed model says so of each number of replicas; which it is asked for."""
+    asked: list[int] = []
+
+    def confirm(self: Any, build: Any, policy: Any, replicas: int) -> tuple[Summary, float]:
+        asked.append(replicas)
+        made = Summary("p", 10, refused, 0.5, 0, 0, 0, p95(replicas), 0, 0, 0, 1.0, 0.5)
+        return made, 1.0
+
+    monkeypatch.setattr(plan._Builder, "confirm", confirm)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("p95", "refused", "told"),
+    [
+        (lambda replicas: 0.080 * 23 / replicas, 0, "asks for 23: plan with that."),
+        (
+            lambda replicas: 0.080 * 99 / replicas,
+            0,
+            "does not hold it with up to 64 replicas, the most there may be: ttft_p95 is 0.124 s there. Allow for more",
+        ),
+        (
+            lambda replicas: 0.1 + 0.01 / replicas**8,
+            0,
+            "does not hold it, and more replicas do not help: ttft_p95 is 0.100 s with 2, and 0.100 s with 3.",
+        ),
+        (lambda _: 0.001, 4, "does not hold it: 4 requests do not fit into a replica's cache."),
+    ],
+    ids=["far above", "beyond the most", "never", "refused"],
+)
+def test_the_detailed_model_is_asked_until_it_is_known(
+    p95: Callable[[int], float],
+    refused: int,
+    told: str,
+    trace: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    by_detailed(monkeypatch, p95, refused)
+    words = ("plan", trace, "--slo", "ttft_p95=80ms", "--model", "llama-3.1-8b", "--gpu", "h100", "--rate", "20")
+    assert run(*words, "--max-replicas", "64", "--policy", "predicted_ttft", "--jobs", "1") == 0
+    shown = capsys.readouterr()
+    assert told in shown.out
+    assert "the one before took 1.00 s" in shown.err or refused
 
 
 def test_a_store_behind_engines_is_a_field_like_any_other(trace: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,11 +1,13 @@
 """``simulations/targets.py``: targets are read as people write them, and held or not."""
 
+import math
+
 import msgspec
 import pytest
 
 from balancer.errors import ConfigError
 from simulations.results import Summary
-from simulations.targets import Target, parse_target
+from simulations.targets import Target, distance, parse_target, worst
 
 SUMMARY = Summary("p", 10, 0, 0.5, 1.0, 0.9, 1.5, 2.0, 3.0, 4.0, 9.0, 1.0, 0.5)
 
@@ -35,3 +37,10 @@ def test_a_target_is_held_up_to_its_time_by_those_who_refuse_nobody() -> None:
     assert Target("ttft_p95", 2.0).is_held(SUMMARY)
     assert not Target("ttft_p95", 1.99).is_held(SUMMARY)
     assert not Target("ttft_p95", 2.0).is_held(msgspec.structs.replace(SUMMARY, refused=1))
+
+
+def test_how_far_a_run_is_from_the_worst_of_its_targets() -> None:
+    targets = [Target("ttft_p95", 4.0), Target("ttft_p99", 1.5), Target("latency_mean", 90.0)]
+    assert worst(targets, SUMMARY) == targets[1]
+    assert distance(targets, SUMMARY) == 2.0
+    assert distance(targets, msgspec.structs.replace(SUMMARY, refused=1)) == math.inf

@@ -1,0 +1,65 @@
+"""How many replicas hold by another model, from a number on that is near: up in growing steps, then half of what is between.
+
+Knows numbers of replicas, and how far a fleet is from what it has to hold. Never knows runs: it asks for one after another, as
+they may take long. It takes more replicas to be better, and ends where they are not.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+FINEST: Final = 16
+"""The first step up is a share of so much: what two models say of a hundred replicas differs by more than one."""
+
+WIDELY: Final = 1.5
+"""So many times the replicas have to bring something."""
+
+BRINGS: Final = 0.98
+"""And that is something: at most this share of the distance is left."""
+
+
+class Confirmed(msgspec.Struct, frozen=True):
+    """What came of it.
+
+    Attributes:
+        least: the fewest replicas that hold; None where none does that was tried.
+        tried: by number of replicas, how far they are from holding: 1 or less holds, and infinity never will.
+        compared: where more were of no use, two numbers that show it, the smaller one first.
+    """
+
+    least: int | None
+    tried: dict[int, float]
+    compared: tuple[int, int] | None = None
+
+
+def confirm(first: int, at_most: int, far: Callable[[int], float]) -> Confirmed:
+    """The fewest replicas that hold, from ``first`` to ``at_most``, by what ``far`` says of each number.
+
+    Args:
+        first: what is tried first; fewer are not.
+        at_most: the last number that is tried.
+        far: the worst figure of that many, over what it has to be: 1 or less holds, infinity never will.
+    """
+    tried: dict[int, float] = {}
+    fails, replicas, added = first - 1, first, 0
+    while True:
+        tried[replicas] = far(replicas)
+        if tried[replicas] <= 1:
+            break
+        fewer = max([each for each in tried if WIDELY * each <= replicas], default=None)
+        if fewer is not None and tried[replicas] > BRINGS * tried[fewer]:
+            return Confirmed(None, tried, (fewer, replicas))
+        if replicas >= at_most or math.isinf(tried[replicas]):
+            return Confirmed(None, tried)
+        fails, added = replicas, max(1, first // FINEST, 2 * added)
+        replicas = min(first + added, at_most)
+    while replicas - fails > 1:
+        middle = (fails + replicas) // 2
+        tried[middle] = far(middle)
+        if tried[middle] <= 1:
+            replicas = middle
+        else:
+            fails = middle
+    return Confirmed(replicas, tried)
