@@ -211,12 +211,15 @@ class Play(Course):
         """Who was held at this gateway goes on, if it is time; whoever it was held for may be gone."""
         router = self._gateways[gateway]
         for lease in router.stranded(now):
-            held = self._held.pop((gateway, lease))
-            router.release(lease, Outcome.CANCELLED, now)
-            self._push(now, self._arrive, held.request, held.attempt, held.came)
+            self._strand(now, gateway, self._held.pop((gateway, lease)))
         for lease in router.dispatch(now):
             self._send(now, gateway, self._held.pop((gateway, lease)))
         self._look_later(gateway)
+
+    def _strand(self, now: float, gateway: int, held: Held) -> None:
+        """It comes anew, as whoever it was held for is gone."""
+        self._gateways[gateway].release(held.decision.lease, Outcome.CANCELLED, now)
+        self._push(now, self._arrive, held.request, held.attempt, held.came)
 
     def _look_later(self, gateway: int) -> None:
         due = self._gateways[gateway].due()
@@ -346,15 +349,19 @@ class Play(Course):
         replica.sent.clear()
         self._tell_lost(replica)
         for request in lost:
-            sent = self._open.pop(request)
-            outcome = Outcome.ERROR if sent.has_begun else Outcome.UNREACHABLE
-            self._gateways[sent.gateway].release(sent.decision.lease, outcome, now)
-            if sent.has_begun:
-                self._latencies[request] = now - self._arrivals[request]
-                self._follow(now, request, self._arrive)
-            else:
-                self._push(now, self._arrive, request, 2, self._arrivals[request])
+            self._lose(now, replica, request)
         self._push(now + down, self._return, replica, replica.life)
+
+    def _lose(self, now: float, replica: PlayedReplica, request: int, attempt: int = 2) -> None:
+        """The engine that had this request has died."""
+        sent = self._open.pop(request)
+        outcome = Outcome.ERROR if sent.has_begun else Outcome.UNREACHABLE
+        self._gateways[sent.gateway].release(sent.decision.lease, outcome, now)
+        if sent.has_begun:
+            self._latencies[request] = now - self._arrivals[request]
+            self._follow(now, request, self._arrive)
+        else:
+            self._push(now, self._arrive, request, attempt, self._arrivals[request])
 
     def _return(self, now: float, replica: PlayedReplica, life: int) -> None:
         if replica.life != life:  # it has died again meanwhile, and comes back later

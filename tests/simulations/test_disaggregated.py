@@ -159,6 +159,114 @@ def test_to_choose_is_not_much_worse_than_to_split_always() -> None:
         assert quicker <= 1.1 * always, f"{seconds} s a token"
 
 
+# Faults
+
+ONE: Final = trace_of((0.0, 42, 5, list(range(11))))
+"""Computed from 0 to 42 ms, moved until 84 ms over a link of 1 ms a token, and answered until 89 ms."""
+
+
+def dying(at: float, replica: int, trace: Trace = ONE, down: float = 1.0, **changes: Any) -> Run:
+    split = apart(0.001, prefill=changes.pop("prefill", 1))
+    return played(trace, changed(disaggregation=split, restarts=(Restart(at, replica, down),), **changes))
+
+
+def test_who_computes_a_prompt_and_dies_leaves_it_to_who_answers() -> None:
+    """There is no other one: it is computed where it is answered."""
+    run = dying(0.02, 0)
+    assert list(run.chosen) == [1]
+    assert run.ttfts[0] == pytest.approx(0.02 + 0.042, abs=0.002)
+    assert list(run.outputs) == [5]
+
+
+def test_who_computes_a_prompt_and_dies_leaves_it_to_another_one() -> None:
+    run = dying(0.02, 1, replicas=3, prefill=2)
+    assert run.ttfts[0] == pytest.approx(0.02 + 0.042 + 0.042 + 0.001)
+    assert run.busy == pytest.approx([0.042, 0.042, 0.005])
+
+
+def test_what_was_to_be_fetched_and_is_gone_is_computed_again() -> None:
+    run = dying(0.06, 1, replicas=3, prefill=2)
+    assert run.ttfts[0] == pytest.approx(0.06 + 0.042 + 0.042 + 0.001)
+    assert run.busy == pytest.approx([0.042, 0.042, 0.005])
+    assert list(run.outputs) == [5]
+
+
+def test_who_was_to_answer_and_dies_leaves_it_to_another_one_and_lets_go_of_the_prompt() -> None:
+    """The cache of the one that computed it holds it twice: what is kept for good would leave no room for a third."""
+    long = trace_of(
+        (0.0, 398, 1, list(range(100))), (30.0, 398, 1, list(range(900, 1000))), (60.0, 398, 1, list(range(200, 300)))
+    )
+    run = dying(0.5, 1, long, blocks=200)
+    assert list(run.outputs) == [1, 1, 1]
+    assert list(run.chosen) == [1, 1, 1]
+    assert run.ttfts[0] > 1.5 - 0.001, "nobody else answers"
+    assert run.ttfts[2] == pytest.approx(0.398 + 0.398 + 0.001)
+
+
+def test_whose_answer_has_begun_is_lost_with_the_one_that_gives_it() -> None:
+    run = dying(0.087, 1)
+    assert list(run.outputs) == [0]
+    assert run.latencies[0] == pytest.approx(0.087)
+
+
+def test_who_is_to_answer_may_be_gone_when_the_prompt_is_there() -> None:
+    """Whoever it is, of two. All but 2 tokens of the prompt are cached where it was computed, and move to the other one."""
+    alone = played(ONE, changed(replicas=3, disaggregation=apart(0.001)))
+    (chosen,) = alone.chosen
+    run = dying(0.02, chosen, replicas=3)
+    assert list(run.chosen) == [3 - chosen]
+    assert run.ttfts[0] == pytest.approx(0.042 + 0.002 + 0.042 + 0.001)
+    assert list(run.outputs) == [5]
+
+
+@settings(max_examples=25)
+@given(
+    restarts=st.lists(st.builds(Restart, st.floats(0, 4), st.integers(0, 3), st.floats(0, 2)), max_size=6),
+    prefill=st.integers(1, 3),
+    gateways=st.integers(1, 2),
+    lag=st.sampled_from([0.0, 1.0]),
+    seconds=st.sampled_from([1e-6, 1e-3, 0.02]),
+    splits=st.sampled_from(["quicker", "always"]),
+    policy=st.sampled_from(["predicted_ttft", "round_robin", "session_sticky"]),
+    blocks=st.sampled_from([40, 200]),
+    closed=st.booleans(),
+)
+def test_nobody_is_lost_for_ever_whoever_dies(
+    restarts: list[Restart],
+    prefill: int,
+    gateways: int,
+    lag: float,
+    seconds: float,
+    splits: Literal["quicker", "always"],
+    policy: str,
+    blocks: int,
+    closed: bool,
+) -> None:
+    trace = talks(12, gap=0.4)
+    fleet = changed(
+        replicas=4,
+        blocks=blocks,
+        gateways=gateways,
+        event_lag=lag,
+        closed_loop=closed,
+        restarts=tuple(restarts),
+        disaggregation=apart(seconds, prefill, splits),
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        routers = ticked(patched)
+        run = played(trace, fleet, policy)
+    assert summarise(run).refused == 0, "nobody is away for as long as requests are tried again"
+    for at, tokens in enumerate(run.outputs):
+        assert 0 < run.ttfts[at] <= run.latencies[at]
+        assert tokens or any(each.at == pytest.approx(run.arrivals[at] + run.latencies[at]) for each in restarts)
+    for router in routers:
+        assert {(live.in_flight, live.queued_tokens) for live in router.fleet} == {(0, 0)}
+    assert encode(run) == encode(played(trace, fleet, policy))
+
+
+# Any order of things
+
+
 @settings(max_examples=25)
 @given(
     prefill=st.integers(1, 3),
@@ -213,9 +321,8 @@ def test_everybody_is_served_and_all_of_it_repeats(
         ),
         (
             {"disaggregation": apart(1), "store": StoreSettings()},
-            "disaggregation: is not played with restarts or a store yet; leave either out",
+            "disaggregation: is not played with a store yet; leave either out",
         ),
-        ({"disaggregation": apart(1), "restarts": (Restart(1.0, 0),)}, "disaggregation: is not played with restarts"),
     ],
 )
 def test_what_cannot_be_played_is_told(changes: dict[str, Any], message: str) -> None:
