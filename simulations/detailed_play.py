@@ -29,7 +29,8 @@ from indexer.wire import Batch
 from simulations.arrivals import Arrivals, scale_to
 from simulations.course import Course
 from simulations.detailed_fleet import DetailedFleet, prefill_speed
-from simulations.engine import Engine, EngineConfig, EngineRequest, ScheduledStep
+from simulations.engine import Engine
+from simulations.engine_values import EngineConfig, EngineRequest, ScheduledStep
 from simulations.given_keys import GivenKeys, proof
 from simulations.keys import TraceKeys
 from simulations.latency import LatencyModel

@@ -23,7 +23,7 @@ from balancer.policies.base import Policy
 from balancer.router import Router
 from simulations.detailed_fleet import DetailedFleet
 from simulations.detailed_play import MODEL, Held, Play, PlayedReplica, Sent
-from simulations.engine import EngineRequest
+from simulations.engine_values import EngineRequest
 from simulations.keys import TraceKeys
 from simulations.sequences import KeyPrompt
 from simulations.traces.trace import Trace

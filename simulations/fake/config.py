@@ -12,7 +12,7 @@ import msgspec
 from hashing.errors import RecipeError
 from hashing.extras import Lora
 from hashing.recipes import Algorithm, Recipe
-from simulations.engine import EngineConfig
+from simulations.engine_values import EngineConfig
 from simulations.fake.releases import NEWEST, Release
 from simulations.fake.transfers import ConnectorName
 from simulations.latency import LatencyModel

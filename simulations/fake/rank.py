@@ -11,7 +11,8 @@ from array import array
 import xxhash
 
 from hashing.extras import NO_EXTRAS, Extras
-from simulations.engine import Engine, EngineConfig, EngineRequest, ScheduledStep
+from simulations.engine import Engine
+from simulations.engine_values import EngineConfig, EngineRequest, ScheduledStep
 from simulations.fake.encoding import EventEncoder
 from simulations.fake.metrics import RankFigures
 from simulations.fake.pace import Pace

@@ -10,7 +10,8 @@ import pytest
 from hashing.extras import Extras, Lora
 from hashing.recipes import Recipe
 from indexer.events import BlockStored, KVEvent
-from simulations.engine import Engine, EngineConfig, EngineRequest, ScheduledStep
+from simulations.engine import Engine
+from simulations.engine_values import EngineConfig, EngineRequest, ScheduledStep
 from simulations.sequences import TokenPrompt
 from tests.real.records import run_scheduler
 from tests.real.vllm_scheduler import Case, Operation, Record, make_case, steps_of_load

@@ -15,7 +15,8 @@ from balancer.router import Router
 from hashing.recipes import Recipe
 from simulations.detailed import play_detailed
 from simulations.detailed_fleet import DetailedFleet, Restart
-from simulations.engine import Engine, EngineConfig, EngineRequest
+from simulations.engine import Engine
+from simulations.engine_values import EngineConfig, EngineRequest
 from simulations.grid import encode
 from simulations.keys import TraceKeys
 from simulations.latency import LatencyModel

@@ -11,7 +11,8 @@ from hashing.extras import NO_EXTRAS, Extras, Lora
 from hashing.recipes import Recipe
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from simulations.block_pool import BlockPool
-from simulations.engine import Engine, EngineConfig, EngineRequest, ScheduledStep, StepResult
+from simulations.engine import Engine
+from simulations.engine_values import EngineConfig, EngineRequest, ScheduledStep, StepResult
 from simulations.latency import Workload
 from simulations.sequences import KeyPrompt, TokenPrompt
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hashing.chain import Chain
 from hashing.recipes import Recipe
 from indexer.events import BlockRemoved, BlockStored, KVEvent
-from simulations.engine import Engine, EngineConfig, EngineRequest, ScheduledStep, StepResult
+from simulations.engine import Engine
+from simulations.engine_values import EngineConfig, EngineRequest, ScheduledStep, StepResult
 from simulations.sequences import TokenPrompt
 
 SIZE = 4

@@ -12,7 +12,8 @@ from typing import Final
 import msgspec
 
 from indexer.events import EMPTY, BlockRemoved, BlockStored, KVEvent
-from simulations.engine import Engine, EngineConfig, EngineRequest, ScheduledStep
+from simulations.engine import Engine
+from simulations.engine_values import EngineConfig, EngineRequest, ScheduledStep
 from simulations.fake.encoding import EventEncoder
 from simulations.fake.releases import Release
 from simulations.sequences import TokenPrompt

@@ -12,7 +12,8 @@ from hashing.extras import Extras, Lora
 from hashing.recipes import Recipe
 from indexer.events import NIL, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from indexer.wire import decode
-from simulations.engine import Engine, EngineConfig, EngineRequest
+from simulations.engine import Engine
+from simulations.engine_values import EngineConfig, EngineRequest
 from simulations.fake.encoding import EventEncoder
 from simulations.fake.releases import Release
 from simulations.sequences import TokenPrompt

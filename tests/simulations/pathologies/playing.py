@@ -17,7 +17,8 @@ from balancer.router import Router
 from balancer.yielding import Yielding
 from simulations.detailed_fleet import DetailedFleet
 from simulations.detailed_play import Play
-from simulations.engine import Engine, EngineRequest, ScheduledStep, StepResult
+from simulations.engine import Engine
+from simulations.engine_values import EngineRequest, ScheduledStep, StepResult
 from simulations.results import Run, quantile
 from simulations.sequences import KeyPrompt
 from simulations.traces.trace import NO_PAUSE, NO_SESSION, Trace, TraceBuilder
