@@ -3,7 +3,7 @@
 Knows settings, and how quick a replica is by them. Never knows a trace or a run (``simulations.detailed_play``).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -106,3 +106,15 @@ def prefill_speed(fleet: DetailedFleet) -> float:
     """Prompt tokens a second of steps that are full of them, attention's share left out."""
     latency, tokens = fleet.latency, fleet.max_num_batched_tokens
     return tokens / (latency.overhead + max(latency.weights, tokens * latency.token) or 1e-9)
+
+
+def told(fleet: DetailedFleet) -> dict[str, str | int | float | bool | None]:
+    """All that the fleet was set up with, for people: what has fields of its own as JSON, and nothing of what it has not."""
+    fields = msgspec.structs.asdict(fleet)
+    parts = {key: value for key in _OPTIONAL if (value := fields.pop(key)) is not None}
+    structured = {key: fields.pop(key) for key in _STRUCTURED}
+    return fields | {key: msgspec.json.encode(value).decode() for key, value in (structured | parts).items()}
+
+
+_STRUCTURED: Final = ("latency", "speeds", "restarts")
+_OPTIONAL: Final = ("store", "disaggregation")

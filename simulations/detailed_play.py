@@ -8,15 +8,11 @@ production, and no sooner. Where prefill and decode are apart, ``simulations.dis
 import math
 import random
 from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-import msgspec
-
-from balancer.core import Candidate, Decision, Outcome, Replica, RouteRequest, Truth
+from balancer.core import Candidate, Decision, Outcome, RouteRequest, Truth
 from balancer.disaggregation.roles import PREFILL_SESSION, Part, Role
-from balancer.economics.hints import OFFLOADING
 from balancer.errors import RequestError
 from balancer.fleet import Status
 from balancer.policies.base import Policy
@@ -28,70 +24,26 @@ from indexer.steps import Apply
 from indexer.wire import Batch
 from simulations.arrivals import Arrivals, scale_to
 from simulations.course import Course
-from simulations.detailed_fleet import DetailedFleet, prefill_speed
+from simulations.detailed_fleet import DetailedFleet, prefill_speed, told
 from simulations.engine import Engine
 from simulations.engine_values import EngineConfig, EngineRequest, ScheduledStep
 from simulations.given_keys import GivenKeys, proof
 from simulations.keys import TraceKeys
-from simulations.latency import LatencyModel
+from simulations.missing import known_tokens, reasons
+from simulations.played import MODEL, Held, PlayedReplica, Sent
 from simulations.results import REFUSED, Run
 from simulations.sequences import KeyPrompt
 from simulations.shared_store import NAME, SharedStore, known_store, most_loaded
 from simulations.store import Reader
 from simulations.traces.trace import NO_SESSION, Trace
 
-MODEL: Final = "m"
 TICK_SECONDS: Final = 1.0
 QUIET_TICKS: Final = 600
 """After so many in a row in which no step began and nobody came, each takes twice as long to come: a load may take years."""
 
 RETRY_SECONDS: Final = 1.0
-RELEASE: Final = (0, 32)
-"""Of the engines: where a store's loads are to be chosen, they can be told how much to load."""
-
 ATTEMPTS: Final = 30
 """How often a request is tried again that nobody can take, before it counts as refused."""
-
-
-class Sent(msgspec.Struct):
-    """A request under way: which gateway has sent it, and what that has decided."""
-
-    gateway: int
-    decision: Decision
-    known: int  # leading tokens of the prompt that somebody had computed before
-    has_begun: bool = False
-    cached: int = 0  # tokens that the engine says it had, or has loaded
-
-
-class Held(msgspec.Struct, frozen=True):
-    """A request that is routed, and waits until its replica has less to do."""
-
-    request: int
-    attempt: int
-    came: float
-    decision: Decision
-    part: Part = Part.WHOLE
-
-
-class PlayedReplica:
-    """One engine, and the step that it computes; mutable."""
-
-    __slots__ = ("_latency", "_speed", "busy_seconds", "engine", "life", "name", "number", "reader", "sent", "step")
-
-    def __init__(self, number: int, name: ReplicaId, engine: Engine, speed: float, latency: LatencyModel) -> None:
-        self.number = number
-        self.name = name
-        self.engine: Engine | None = engine
-        self.life = 0
-        self.step: ScheduledStep | None = None
-        self.sent: dict[str, int] = {}  # engine's id -> request
-        self.busy_seconds = 0.0
-        self.reader = Reader()
-        self._latency = latency
-        self._speed = speed
-
-    def seconds(self, step: ScheduledStep) -> float:
-        return self._latency.seconds(step.workload) / self._speed
 
 
 class Play(Course):
@@ -107,6 +59,7 @@ class Play(Course):
         dice: random.Random,
         keys: TraceKeys | None,
     ) -> None:
+        self._prepare(fleet)
         speeds = [*fleet.speeds, *[1.0] * fleet.replicas][: fleet.replicas]
         self._speeds = [prefill_speed(fleet) * speed for speed in speeds]
         scale = 1 / fleet.rate if fleet.load is None else scale_to(trace, fleet.load * sum(self._speeds))
@@ -146,18 +99,15 @@ class Play(Course):
         self._quiet = 0  # ticks in which nothing began
         self._computed: set[int] = set()  # keys that somebody has had
 
+    def _prepare(self, fleet: DetailedFleet) -> None:
+        """Before anything is made of the fleet."""
+
     def run(self, name: str, seed: int) -> Run:
         for restart in self._settings.restarts:
             self._push(restart.at, self._die, self._replicas[restart.replica], restart.down)
         self._play(self._arrive)
-        settings = self._settings
-        told = {
-            key: value for key, value in msgspec.structs.asdict(settings).items() if key not in _STRUCTURED + _OPTIONAL
-        }
-        told |= {key: _text(getattr(settings, key)) for key in _STRUCTURED}
-        told |= {key: _text(value) for key in _OPTIONAL if (value := getattr(settings, key)) is not None}
         busy = [replica.busy_seconds for replica in self._replicas]
-        return self._run_of(name, seed, {"model": "detailed", **told}, busy)
+        return self._run_of(name, seed, {"model": "detailed", **told(self._settings)}, busy)
 
     # Requests
 
@@ -387,18 +337,7 @@ class Play(Course):
 
     def _introduce(self, replica: PlayedReplica) -> None:
         """The gateways learn of the replica, and that its keys are what they compute."""
-        store = self._settings.store
-        can_be_told = store is not None and store.loads == "mixed"
-        described = Replica(
-            replica.name,
-            f"http://{replica.name}",
-            models=(MODEL,),
-            recipe=self._recipe,
-            num_gpu_blocks=self._settings.blocks + 1,
-            role=self._role(replica),
-            connectors=(OFFLOADING,) if can_be_told else (),
-            release=RELEASE if can_be_told else None,
-        )
+        described = replica.described(self._settings, self._recipe, self._role(replica))
         for gateway in self._gateways:
             gateway.put(described)
             gateway.caches.apply(replica.name, [proof(self._recipe), AllBlocksCleared()])
@@ -431,10 +370,7 @@ class Play(Course):
         return bool(self._open or self._held)
 
     def _known(self, keys: Sequence[int], tokens: int) -> int:
-        size, computed = self._settings.block_size, self._computed
-        # Whoever has had a block has had all before it.
-        known = bisect_left(keys, 1, hi=(tokens - 1) // size, key=lambda each: each not in computed)
-        return known * size
+        return known_tokens(keys, tokens, self._settings.block_size, self._computed)
 
     def _seen(self, _: int, sent: Sent) -> Iterable[Candidate]:
         """The replicas that a request could have hit, as its gateway saw them."""
@@ -442,23 +378,10 @@ class Play(Course):
 
     def _explain(self, request: int, sent: Sent, cached: int) -> None:
         """Why what it did not hit had to be computed, as the gateway's candidates show it."""
-        tokens = self._trace.inputs[request]
         best = max([each.cached_tokens for each in self._seen(request, sent)])
-        elsewhere = max(0, min(best, sent.known) - cached)
-        awaited = max(0, best - max(sent.known, cached))  # expected, and not told yet
-        evicted = max(0, sent.known - cached) - elsewhere
-        first = tokens - cached - awaited - elsewhere - evicted
-        for at, missed in enumerate((first, awaited, elsewhere, evicted)):
+        for at, missed in enumerate(reasons(self._trace.inputs[request], cached, sent.known, best)):
             self._missed[at] += missed
 
 
 def _sample(_: str) -> int:
     return 0
-
-
-_STRUCTURED: Final = ("latency", "speeds", "restarts")
-_OPTIONAL: Final = ("store", "disaggregation")
-
-
-def _text(value: object) -> str:
-    return msgspec.json.encode(value).decode()

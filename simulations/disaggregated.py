@@ -6,8 +6,7 @@ what it does not hold over its link, computes the last token and answers. Where 
 the request comes anew, and what was kept for it is let go. Never knows what a policy thinks.
 """
 
-import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -22,11 +21,10 @@ from balancer.errors import RequestError
 from balancer.policies.base import Policy
 from balancer.router import Router
 from simulations.detailed_fleet import DetailedFleet
-from simulations.detailed_play import MODEL, Held, Play, PlayedReplica, Sent
+from simulations.detailed_play import Play
 from simulations.engine_values import EngineRequest
-from simulations.keys import TraceKeys
+from simulations.played import MODEL, Held, PlayedReplica, Sent
 from simulations.sequences import KeyPrompt
-from simulations.traces.trace import Trace
 
 EVERY: Final = Threshold(0)
 """Splits every prompt."""
@@ -51,21 +49,11 @@ class _Prompt(msgspec.Struct):
 class SplitPlay(Play):
     """A run, until it is over; mutable."""
 
-    def __init__(
-        self,
-        trace: Trace,
-        fleet: DetailedFleet,
-        policy: Callable[[], Policy],
-        name: str,
-        sessions: Sequence[int],
-        dice: random.Random,
-        keys: TraceKeys | None,
-    ) -> None:
+    def _prepare(self, fleet: DetailedFleet) -> None:
         assert fleet.disaggregation is not None, "it is asked for by that"
         self._split = fleet.disaggregation
         self._link = Link(self._split.gbits * 1e9 / 8, self._split.latency)
         self._prompts: dict[int, _Prompt] = {}
-        super().__init__(trace, fleet, policy, name, sessions, dice, keys)
 
     # Requests
 
