@@ -9,7 +9,7 @@ are looked for, and what lies between them is told (``simulations.moving``).
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,23 +19,23 @@ from balancer.commands import Command
 from balancer.economics.links import Link
 from balancer.errors import BalancerError, ConfigError
 from balancer.words import counted
-from simulations.confirming import Confirmed, confirm
+from simulations.confirming import confirm
 from simulations.detailed_fleet import DetailedFleet
 from simulations.economics import link_of
 from simulations.grid import Case, run_all
 from simulations.hardware.estimate import Hardware, estimate
-from simulations.moving import HOURS, Moving, best, money, moving, words
+from simulations.moving import HOURS, Moving, best, moving
 from simulations.named_policies import NamedPolicy, parse
 from simulations.output import write_file
+from simulations.plan_table import stopped_words, table, target_words, unconfirmed
 from simulations.planning import Build, Plan, Planner, Stopped, Wanted, least_figures, most_hits
 from simulations.progress import say, tell
-from simulations.report.figures import duration, percent
-from simulations.report.figures import seconds as shown
+from simulations.report.figures import duration
 from simulations.results import Run, Summary, summarise
 from simulations.scenario import Kind, fleet_of, number_of, with_hardware
 from simulations.simple import SimpleFleet
 from simulations.store import LEAST_GBITS, MOST_GBITS, gbits_of
-from simulations.targets import Target, distance, parse_target, worst
+from simulations.targets import Target, distance, parse_target
 from simulations.traces.options import add_reading_options, reading_options, scaled
 from simulations.traces.reading import open_trace
 from simulations.traces.trace import Trace
@@ -118,15 +118,16 @@ def run(args: argparse.Namespace) -> int:
         at_most=args.max_replicas,
         least=builder.least,
         play=builder.search,
-        told=lambda stopped: say(_stopped(stopped)),
+        told=lambda stopped: say(stopped_words(stopped)),
         store_price=0.0 if store is None else store.price,
     )
     plans = planner.plans()
     stopped = list(planner.stopped.values())
     if not plans:
         raise NoPlan(
-            f"no fleet of up to {counted(args.max_replicas, 'replica')} holds {_words(targets)}; see kvlb simulate, and allow "
-            f"for faster devices (--gpu), more (--gpus, --max-replicas) or more time. {' '.join(map(_stopped, stopped))}"
+            f"no fleet of up to {counted(args.max_replicas, 'replica')} holds {target_words(targets)}; see kvlb simulate, and "
+            "allow for faster devices (--gpu), more (--gpus, --max-replicas) or more time. "
+            f"{' '.join(map(stopped_words, stopped))}"
         )
     if not args.no_confirm:
         for first in filter(None, [best(plans, has_store=side) for side in sides]):
@@ -137,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json == "-":
         sys.stdout.write(_encoded(args, plans, stopped, found).decode())
         return 0
-    print(_table(plans, targets, stopped, found, has_prices=bool(prices)))
+    print(table(plans, targets, stopped, found, has_prices=bool(prices)))
     if args.json is not None:
         write_file("--json", Path(args.json), _encoded(args, plans, stopped, found))
     return 0
@@ -225,29 +226,9 @@ def _confirmed(builder: _Builder, plan: Plan, targets: Sequence[Target], at_most
 
     found = confirm(plan.replicas, at_most, far)
     if found.least is None:
-        return msgspec.structs.replace(plan, was_confirmed=True, unconfirmed=_unconfirmed(found, seen, targets))
+        return msgspec.structs.replace(plan, was_confirmed=True, unconfirmed=unconfirmed(found, seen, targets))
     hit = seen[found.least].hit
     return msgspec.structs.replace(plan, confirmed=found.least, was_confirmed=True, confirmed_hit=hit)
-
-
-def _unconfirmed(found: Confirmed, seen: Mapping[int, Summary], targets: Sequence[Target]) -> str:
-    """Why the detailed model holds the targets with none of those that were tried."""
-    most = max(seen)
-    refused = seen[most].refused
-    if refused:
-        return f"The detailed model does not hold it: {counted(refused, 'request')} do not fit into a replica's cache."
-    figure = worst(targets, seen[most]).figure
-    if found.compared is None:
-        return (
-            f"The detailed model does not hold it with up to {counted(most, 'replica')}, the most there may be: {figure} is "
-            f"{shown(getattr(seen[most], figure))} s there. Allow for more (--max-replicas), and calibrate."
-        )
-    fewer, more = found.compared
-    told = [f"{shown(getattr(seen[each], figure))} s with {each}" for each in (fewer, more)]
-    return (
-        f"The detailed model does not hold it, and more replicas do not help: {figure} is {', and '.join(told)}. Take faster "
-        "devices, allow for more time, or calibrate."
-    )
 
 
 def _summary(case: Case, run: Run) -> Summary:
@@ -312,71 +293,6 @@ def _store(args: argparse.Namespace, kinds: Sequence[Hardware], prices: Mapping[
                 f"--price {kind.gpu}=2.5"
             )
     return _Store(price / hours, link)
-
-
-def _table(
-    plans: Sequence[Plan],
-    targets: Sequence[Target],
-    stopped: Sequence[Stopped],
-    found: Moving | None,
-    *,
-    has_prices: bool,
-) -> str:
-    unit = "price/h" if has_prices else "devices"
-    head = ("replicas", "of", "policy", unit, "hit", "TTFT mean", "p95", "p99")
-    rows = [
-        (
-            str(plan.replicas),
-            f"{plan.hardware.count} x {plan.hardware.gpu}{' + store' if plan.has_store else ''}",
-            plan.policy,
-            money(plan.price),
-            percent(plan.summary.hit),
-            shown(plan.summary.ttft_mean),
-            shown(plan.summary.ttft_p95),
-            shown(plan.summary.ttft_p99),
-        )
-        for plan in plans
-    ]
-    widths = [max(len(row[at]) for row in [head, *rows]) for at in range(len(head))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if at in {1, 2} else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in [head, *rows]
-    ]
-    told = ["", *map(_stopped, stopped)] if stopped else []
-    told.append("")
-    firsts = [first for side in (False, True) if (first := best(plans, has_store=side)) is not None]
-    for first in firsts:
-        told += _told(first, targets)
-    told += dict.fromkeys([estimate(first.hardware).words + "." for first in firsts])
-    if found is not None:
-        told += ["", *words(found, plans)]
-    return "\n".join([*lines, *told])
-
-
-def _told(plan: Plan, targets: Sequence[Target]) -> Iterator[str]:
-    """What there is to say of the best of one side."""
-    built = f"{counted(plan.replicas, 'replica')} of {plan.hardware.count} x {plan.hardware.gpu}"
-    store = " and the store" if plan.has_store else ""
-    hold = "hold" if plan.replicas > 1 or plan.has_store else "holds"
-    yield f"{built}{store} with {plan.policy} {hold} {_words(targets)}, by the simple model."
-    if plan.was_confirmed and plan.confirmed is None:
-        yield plan.unconfirmed
-    elif plan.was_confirmed and plan.confirmed == plan.replicas:
-        yield "The detailed model agrees."
-    elif plan.was_confirmed:
-        yield f"The detailed model, which lets prompts and answers share steps, asks for {plan.confirmed}: plan with that."
-
-
-def _stopped(stopped: Stopped) -> str:
-    store = " with the store" if stopped.has_store else ""
-    return f"{stopped.hardware.count} x {stopped.hardware.gpu}{store} is not looked at further: {stopped.why}."
-
-
-def _words(targets: Sequence[Target]) -> str:
-    return " and ".join([f"{target.figure} <= {shown(target.seconds)} s" for target in targets])
 
 
 def _encoded(
