@@ -39,7 +39,7 @@ from simulations.traces.trace import NO_SESSION, Trace
 
 TICK_SECONDS: Final = 1.0
 QUIET_TICKS: Final = 600
-"""After so many in a row in which no step began and nobody came, each takes twice as long to come: a load may take years."""
+"""After so many in a row in which no step began, each takes twice as long to come: a load may take years."""
 
 RETRY_SECONDS: Final = 1.0
 ATTEMPTS: Final = 30
@@ -115,7 +115,6 @@ class Play(Course):
         came = now if came is None else came
         self._arrivals[request] = came
         tokens = self._trace.inputs[request]
-        self._quiet = 0
         self._tick_at(now + TICK_SECONDS)
         if tokens + 1 > self._config.max_model_len:
             self._leave(now, request)
@@ -363,7 +362,7 @@ class Play(Course):
             self._look(now, number)
         self._next_tick = math.inf
         if self._is_busy:
-            self._tick_at(now + TICK_SECONDS * 2.0 ** min(1000, max(0, self._quiet - QUIET_TICKS)))
+            self._tick_at(now + TICK_SECONDS * 2.0 ** min(1023, max(0, self._quiet - QUIET_TICKS)))
 
     @property
     def _is_busy(self) -> bool:

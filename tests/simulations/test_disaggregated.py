@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from balancer.core import Decision, RouteRequest
+from balancer.disaggregation.roles import Part
+from balancer.errors import NoReplica
 from balancer.router import Router
 from simulations.detailed import play_detailed
 from simulations.detailed_fleet import DetailedFleet, Disaggregation, Restart
@@ -192,11 +195,11 @@ def test_what_was_to_be_fetched_and_is_gone_is_computed_again() -> None:
 
 
 def test_who_was_to_answer_and_dies_leaves_it_to_another_one_and_lets_go_of_the_prompt() -> None:
-    """The cache of the one that computed it holds it twice: what is kept for good would leave no room for a third."""
+    """The cache of the one that computed it has room for one and a half: what is kept for good would leave none for another."""
     long = trace_of(
         (0.0, 398, 1, list(range(100))), (30.0, 398, 1, list(range(900, 1000))), (60.0, 398, 1, list(range(200, 300)))
     )
-    run = dying(0.5, 1, long, blocks=200)
+    run = dying(0.5, 1, long, blocks=150)
     assert list(run.outputs) == [1, 1, 1]
     assert list(run.chosen) == [1, 1, 1]
     assert run.ttfts[0] > 1.5 - 0.001, "nobody else answers"
@@ -217,6 +220,21 @@ def test_who_is_to_answer_may_be_gone_when_the_prompt_is_there() -> None:
     assert list(run.chosen) == [3 - chosen]
     assert run.ttfts[0] == pytest.approx(0.042 + 0.002 + 0.042 + 0.001)
     assert list(run.outputs) == [5]
+
+
+def test_where_nobody_computes_prompts_any_more_who_answers_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are gone between the choice of who answers and that of who computes."""
+    route = Router.route
+
+    def gone(self: Router, wanted: RouteRequest, now: float, draw: float) -> Decision:
+        if wanted.part is Part.PREFILL:
+            raise NoReplica("all are gone")
+        return route(self, wanted, now, draw)
+
+    monkeypatch.setattr(Router, "route", gone)
+    run = played(ONE, changed(disaggregation=apart(0.001)))
+    assert run.ttfts[0] == pytest.approx(0.042)
+    assert list(run.chosen) == [1]
 
 
 @settings(max_examples=25)
