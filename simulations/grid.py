@@ -13,8 +13,8 @@ import tempfile
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import lru_cache
@@ -36,9 +36,6 @@ from simulations.traces.stretches import Stretches
 from simulations.traces.trace import Trace
 
 T = TypeVar("T")
-
-LOOK_SECONDS: Final = 0.5
-"""Between two looks at whether somebody has asked for the end, while all that is left is being played."""
 
 FORMAT: Final = 2
 """Of stored runs: grows when a run of the same case would bring something else."""
@@ -138,7 +135,7 @@ def _played(trace: Trace, cases: Sequence[Case], which: Sequence[int], jobs: int
         try:
             with _undisturbed():  # they are forked by the first of these
                 coming = {pool.submit(_run_here, cases[at]): at for at in which}
-            for done in _completed(coming):
+            for done in as_completed(coming):
                 yield coming[done], decode(done.result())
         except BrokenProcessPool as error:
             raise SimulationError(
@@ -152,14 +149,6 @@ def _played(trace: Trace, cases: Sequence[Case], which: Sequence[int], jobs: int
             raise
         finally:
             _workshop = None
-
-
-def _completed(coming: Iterable[Future[bytes]]) -> Iterator[Future[bytes]]:
-    """Each once it is done. A signal that comes just before Python waits for a lock is looked at only when that wait ends."""
-    left = set(coming)
-    while left:
-        done, left = wait(left, timeout=LOOK_SECONDS, return_when=FIRST_COMPLETED)
-        yield from done
 
 
 @contextmanager

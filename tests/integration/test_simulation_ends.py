@@ -21,14 +21,19 @@ SECONDS = 30.0
 def playing() -> Iterator["subprocess.Popen[str]"]:
     """Long runs in two processes beside the parent, in a process group of their own."""
     words = ("simulate", str(CHAT), "--replicas", "8", "--policy", "random,round_robin", "--jobs", "2", "--no-bounds")
-    process = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", "-m", "balancer", *words],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    # A shell lets what it runs in the background ignore Ctrl-C, and whoever is started by that does, too.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", "-m", "balancer", *words],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
     try:
         eventually(lambda: len(children(process.pid)) == 2)
         yield process
