@@ -174,7 +174,7 @@ class Router:
             rank,
             tells_start=tells_start,
             loads=loads,
-            may_load=can_load and not forbids(hint, map(tier_of, self.caches.loader.places(live.replica))),
+            may_load=can_load and not (hint and forbids(hint, map(tier_of, self.caches.loader.places(live.replica)))),
         )
         if is_split and (estimate := seen.estimates.get(live.replica.id)) is not None:
             self.transfers.sent(live.replica.id, estimate, now)
