@@ -34,7 +34,7 @@ from simulations.report.figures import duration
 from simulations.results import Run, Summary, summarise
 from simulations.scenario import Kind, fleet_of, number_of, with_hardware
 from simulations.simple import SimpleFleet
-from simulations.store import LEAST_GBITS, MOST_GBITS, gbits_of
+from simulations.store import LEAST_GBITS, MOST_GBITS, MOST_SECONDS, gbits_of
 from simulations.targets import Target, distance, parse_target
 from simulations.traces.options import add_reading_options, reading_options, scaled
 from simulations.traces.reading import open_trace
@@ -42,8 +42,7 @@ from simulations.traces.trace import Trace
 
 DEFAULT_POLICIES: Final = "predicted_ttft,cache_aware,round_robin"
 DEFAULT_LINK: Final = "100gbe"
-DAY_MS: Final = 86_400_000
-"""Longer than that no load waits for its first byte (``simulations.store``)."""
+MOST_MS: Final = 1000 * MOST_SECONDS
 
 
 class NoPlan(BalancerError):
@@ -269,9 +268,9 @@ def _store(args: argparse.Namespace, kinds: Sequence[Hardware], prices: Mapping[
             f"from {LEAST_GBITS:g} to {MOST_GBITS:,.0f}"
         )
     if latency is not None:
-        if not 0 <= latency <= DAY_MS:
+        if not 0 <= latency <= MOST_MS:
             raise ConfigError(
-                f"--store-latency-ms: must be a number of milliseconds from 0 to {DAY_MS:,}, got {latency}"
+                f"--store-latency-ms: must be a number of milliseconds from 0 to {MOST_MS:,}, got {latency}"
             )
         link = msgspec.structs.replace(link, latency=latency / 1000)
     if args.store_price is None:

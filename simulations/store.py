@@ -16,8 +16,11 @@ from balancer.economics.shape import CacheShape
 
 LEAST_GBITS: Final = 1e-6
 MOST_GBITS: Final = 1e6
+MOST_SECONDS: Final = 86_400
+"""Longer than that no load waits for its first byte."""
+
 Rate = Annotated[float, msgspec.Meta(ge=LEAST_GBITS, le=MOST_GBITS)]
-Delay = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+Delay = Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]
 Weight = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
