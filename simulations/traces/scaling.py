@@ -40,6 +40,11 @@ def first(trace: Trace, *, seconds: float | None = None, requests: int | None = 
     return _taken(trace, range(count))
 
 
+def between(trace: Trace, begin: int, end: int) -> Trace:
+    """The requests from one place to another, which is not included; the first of them comes at once."""
+    return _taken(trace, range(min(begin, len(trace)), min(end, len(trace))))
+
+
 def sessions_times(trace: Trace, times: float, random: Random) -> Trace:
     """``times`` as many conversations in the same time: for a fleet of so many times the replicas, the same load on each.
 

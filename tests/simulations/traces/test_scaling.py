@@ -48,6 +48,10 @@ def test_first() -> None:
     assert list(scaling.first(trace, requests=4).arrivals) == [0, 1, 2, 100]
     assert list(scaling.first(trace, seconds=1, requests=4).arrivals) == [0, 1]
     assert len(scaling.first(trace, requests=0)) == 0
+    assert list(scaling.between(trace, 2, 4).arrivals) == [0, trace.arrivals[3] - trace.arrivals[2]]
+    assert list(scaling.between(trace, 2, 4).inputs) == list(trace.inputs[2:4])
+    assert len(scaling.between(trace, 4, 10**6)) == len(trace) - 4
+    assert len(scaling.between(trace, 10**6, 10**7)) == 0
     check(scaling.first(trace, seconds=50))
 
 
