@@ -119,7 +119,9 @@ class RouterService:
         self._decision_file = open_decision_file(settings.log, self.router.arms)
         self.recorders: list[Recorder] = []
         """Recordings under way."""
-        self.targets = Targets(self._watcher, self._came, self._left)
+        self.targets = Targets(
+            self._watcher, self._came, self._left, self._replaced, lambda url: bool(self.behind(url))
+        )
         finds_more = settings.discovery != DiscoverySettings()
         found_by = discovery.make(settings.discovery.name, settings.discovery.settings)
         self.follower = Follower(found_by, settings.replicas, self._set_endpoints)
@@ -473,7 +475,8 @@ class RouterService:
         problems += [f"{live.replica.id}: {live.status}" for live in self.router.fleet if live.drain is not None]
         if self.follower.problem is not None:
             problems.append(f"discovery: {self.follower.problem}")
-        return "; ".join(problems) or "there are no endpoints"
+        found = "" if self.follower.reason is None else f" ({self.follower.reason})"
+        return "; ".join(problems) or f"there are no endpoints{found}"
 
     async def wait_ready(self) -> None:
         """Return as soon as any replica can take a request."""
@@ -562,7 +565,7 @@ class RouterService:
     # News
 
     def _set_endpoints(self, replicas: tuple[ReplicaSettings, ...]) -> None:
-        self.targets.set(replicas)
+        self.targets.set(replicas, self.follower.lives)
         self._namesakes.see([replica.url for replica in replicas])
 
     def _watcher(self, replica: ReplicaSettings) -> Watcher:
@@ -580,6 +583,15 @@ class RouterService:
         """It is not there any more: nothing new is sent there, and what it has is finished."""
         self.drain(endpoint, Drain.LEAVING)
         self.warm.described(endpoint)
+
+    def _replaced(self, endpoint: str) -> None:
+        """Another engine has the address of one that is gone, and its cache with it; what waits for it there waits in vain."""
+        gone = self.behind(endpoint)
+        for answer in self.care.stalls.waiting_at(gone):
+            answer.leave()
+        for replica in gone:
+            log.info("%s: is gone, and another engine has its address", replica)
+            self._forget(replica)
 
     def _learned(self, endpoint: str, described: list[Described]) -> None:
         """The engine behind the endpoint has told what it is, for the first time or after it was lost."""

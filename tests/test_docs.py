@@ -21,6 +21,8 @@ from balancer.commands import index, record, serve
 from balancer.connectors import base as connectors
 from balancer.connectors.running import stores_of
 from balancer.core import NOTHING_ASKED, Candidate, Fault
+from balancer.discovery import api_server, pods
+from balancer.discovery import base as discoveries
 from balancer.economics.links import LINKS, SHARE
 from balancer.economics.settings import LinkSettings, ModelSettings
 from balancer.ejection import Cause
@@ -215,6 +217,41 @@ def test_every_connector_is_documented_with_its_settings() -> None:
         (row,) = re.findall(rf"^\| `{name}` \|.*$", text, re.M)
         for field in msgspec.structs.fields(connectors.CONNECTORS._classes[name]):  # type: ignore[arg-type]
             assert f"`{field.name}`" in row, (name, field.name)
+
+
+def test_every_discovery_is_documented_with_its_settings() -> None:
+    text = (DOCS / "discovery.md").read_text()
+    documented = re.findall(r"^\| `([a-z]+)` \|", text.partition("## A file")[0], re.M)
+    assert sorted(documented) == discoveries.names()
+    for name in documented:
+        (row,) = re.findall(rf"^\| `{name}` \|.*$", text, re.M)
+        told = re.findall(r"`(\w+)(?: = (\S+))?`", row.split("|")[3])
+        fields = msgspec.structs.fields(discoveries.DISCOVERIES._classes[name])  # type: ignore[arg-type]
+        defaults = [
+            (each.name, "" if each.default in (None, msgspec.NODEFAULT) else msgspec.json.encode(each.default).decode())
+            for each in fields
+        ]
+        assert sorted(told) == sorted(defaults), name
+
+
+def test_the_settings_of_the_docs_of_discovery_can_be_used() -> None:
+    examples = re.findall(r"```toml\n(.*?)```", (DOCS / "discovery.md").read_text(), re.S)
+    made = [load(example).discovery for example in examples]
+    assert [discoveries.make(each.name, each.settings) for each in made]
+    assert {each.name for each in made} == {*discoveries.names()} - {"static"}
+
+
+def test_the_role_of_the_docs_allows_what_is_asked_and_nothing_else() -> None:
+    (role,) = re.findall(r"```yaml\n(.*?)```", (DOCS / "discovery.md").read_text(), re.S)
+    rules = re.findall(r'apiGroups: \["(.*)"\]\n +resources: \["(.*)"\]\n +verbs: \[(.*)\]', role)
+    allowed = '"get", "list", "watch"'
+    assert rules == [(each.group, each.plural, allowed) for each in (api_server.PODS, api_server.SLICES)]
+    assert "ClusterRole" not in role
+
+
+def test_every_word_of_pods_is_documented() -> None:
+    rows = re.findall(r"^\| `(kvlb\.io/.*?)` \|", (DOCS / "discovery.md").read_text(), re.M)
+    assert sorted(rows) == sorted([pods.ROLE, pods.RANKS, pods.PORT, pods.IGNORE, pods.EVENTS, pods.REPLAY])
 
 
 def test_the_settings_of_the_docs_of_stores_can_be_used() -> None:

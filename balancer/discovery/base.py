@@ -14,10 +14,17 @@ from balancer.settings import ReplicaSettings, convert
 
 
 class Found(msgspec.Struct, frozen=True):
-    """All endpoints that there are now: it replaces every list before it. ``reason`` says what made it anew, for the log."""
+    """All endpoints that there are now: it replaces every list before it. ``reason`` says what made it anew, for the log.
+
+    ``lives`` names who is behind a URL now, where that is known (a Pod's uid): another name than before is another engine, and
+    nothing that was known of the one before holds for it. ``problem`` says why some that should be there are not, or may not
+    have been heard of, and what to do; None where all is well.
+    """
 
     replicas: tuple[ReplicaSettings, ...]
     reason: str
+    lives: dict[str, str] = {}
+    problem: str | None = None
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -71,3 +78,15 @@ def read_replicas(entries: list[Any]) -> tuple[ReplicaSettings, ...]:
         ConfigError: one cannot be used, or is named twice.
     """
     return convert({"replicas": [{"url": each} if isinstance(each, str) else each for each in entries]}).replicas
+
+
+def with_host(settings: Any, host: str) -> Any:
+    """The same plain values with ``host`` in place of ``{host}``, however deep it stands."""
+    match settings:
+        case str():
+            return settings.replace("{host}", host)
+        case dict():
+            return {name: with_host(value, host) for name, value in settings.items()}
+        case list():
+            return [with_host(value, host) for value in settings]
+    return settings

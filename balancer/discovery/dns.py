@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from balancer.discovery.base import Failed, Found, discovery, read_replicas
+from balancer.discovery.base import Failed, Found, discovery, read_replicas, with_host
 from balancer.discovery.resolving import EXTRA, Answer, Resolver, Unresolved, has_dnspython, open_resolver, split_server
 from balancer.discovery.steady import SteadyAddresses
 from balancer.errors import ConfigError
@@ -108,12 +108,8 @@ class DnsDiscovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ConfigError: ``replica`` has a setting that cannot be used.
         """
         return read_replicas(
-            [{**self._shared(address), "url": f"{self.scheme}://{address}"} for address in sorted(addresses)]
+            [
+                {**with_host(self.replica, address.rpartition(":")[0]), "url": f"{self.scheme}://{address}"}
+                for address in sorted(addresses)
+            ]
         )
-
-    def _shared(self, address: str) -> dict[str, Any]:
-        host = address.rpartition(":")[0]
-        return {
-            name: value.replace("{host}", host) if isinstance(value, str) else value
-            for name, value in self.replica.items()
-        }

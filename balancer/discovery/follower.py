@@ -27,7 +27,8 @@ MAX_TOLD: Final = 10
 
 
 class Follower:
-    """Follows one discovery until cancelled. ``changed`` is called with every list that is another than the last.
+    """Follows one discovery until cancelled. ``changed`` is called with every list that is another than the last, or has others
+    behind the same URLs.
 
     ``given`` are the endpoints of the settings, and the first list: they are always there, and what they say of one overrules
     what is found.
@@ -43,6 +44,10 @@ class Follower:
         """Why the list may be out of date, or None."""
         self.has_told = asyncio.Event()
         """Set when anything has been heard."""
+        self.lives: dict[str, str] = {}
+        """Who is behind a URL of the last list, where the discovery names that (``Found.lives``)."""
+        self.reason: str | None = None
+        """What the last list was made of, in the discovery's words."""
         self.counts: Counter[str] = Counter()
         """``changed``, ``failed``."""
         self._discovery = discovery
@@ -79,11 +84,14 @@ class Follower:
         except ConfigError as error:
             self._failed(f"{error}; what was found last is kept")
             return
-        if self.problem is not None:
+        if news.problem is not None:
+            self._complain(news.problem)
+        elif self.problem is not None:
             log.info("discovery: works again")
-        self.problem = None
-        if replicas != self._last:
-            before, self._last = self._last, replicas
+            self.problem = None
+        self.reason = news.reason
+        if replicas != self._last or news.lives != self.lives:
+            before, self._last, self.lives = self._last, replicas, news.lives
             self.counts["changed"] += 1
             self._changed(replicas)
             _tell(before, replicas, news.reason)
@@ -91,10 +99,13 @@ class Follower:
 
     def _failed(self, reason: str) -> None:
         self.counts["failed"] += 1
+        self._complain(reason)
+        self.has_told.set()
+
+    def _complain(self, reason: str) -> None:
         if reason != self.problem:
             log.warning("discovery: %s", reason)
         self.problem = reason
-        self.has_told.set()
 
 
 def _tell(before: tuple[ReplicaSettings, ...], now: tuple[ReplicaSettings, ...], reason: str) -> None:

@@ -42,7 +42,11 @@ class Seen:
         self.made: list[Watched] = []
         self.came: list[str] = []
         self.left: list[str] = []
-        self.targets = Targets(self._make, self.came.append, self.left.append)
+        self.replaced: list[str] = []
+        self.held: set[str] = set()
+        self.targets = Targets(
+            self._make, self.came.append, self.left.append, self.replaced.append, self.held.__contains__
+        )
 
     def _make(self, replica: ReplicaSettings) -> Watcher:
         self.made.append(Watched(replica))
@@ -89,6 +93,38 @@ def test_an_endpoint_that_is_to_be_read_otherwise_is_watched_anew() -> None:
         seen.targets.set(settings("a", hash_seed="1"))
         assert len(seen.made) == 2
         await seen.targets.stop()
+
+    run(check())
+
+
+def test_another_engine_behind_the_same_url_is_another_endpoint() -> None:
+    async def check() -> None:
+        seen = Seen()
+        seen.targets.begin()
+        seen.targets.set(settings("a", "b"), {"a": "uid-1", "b": "uid-2"})
+        await eventually(lambda: seen.running() == ["a", "b"])
+        seen.targets.set(settings("a", "b"), {"a": "uid-3", "b": "uid-2"})
+        await eventually(lambda: [each.is_running for each in seen.made] == [False, True, True])
+        assert (seen.came, seen.left, seen.replaced) == (["a", "b", "a"], [], ["a"])
+        seen.targets.set(settings("a", "b"))  # whoever does not say who it is says nothing of another one
+        seen.targets.set(settings("a", "b"), {"a": "uid-3", "b": "uid-2"})
+        assert (len(seen.made), seen.replaced) == (3, ["a"])
+        await seen.targets.stop()
+
+    run(check())
+
+
+@pytest.mark.parametrize(("is_held", "replaced"), [(True, ["a"]), (False, [])])
+def test_who_has_left_is_known_by_who_it_was_as_long_as_anything_of_it_is(is_held: bool, replaced: list[str]) -> None:
+    async def check() -> None:
+        seen = Seen()
+        seen.targets.set(settings("a"), {"a": "uid-1"})
+        if is_held:
+            seen.held.add("a")
+        seen.targets.set([])
+        seen.targets.set([])
+        seen.targets.set(settings("a"), {"a": "uid-2"})
+        assert (seen.came, seen.left, seen.replaced) == (["a", "a"], ["a"], replaced)
 
     run(check())
 

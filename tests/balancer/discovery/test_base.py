@@ -19,7 +19,7 @@ def test_the_discoveries_of_the_documentation_exist() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nope", r"discovery\.name: there is no discovery 'nope'; there are: dns, file, static"),
+        ("nope", r"discovery\.name: there is no discovery 'nope'; there are: dns, file, kubernetes, static"),
         ("balancer.core:Candidate", r"is no discovery; it must be a msgspec.Struct with a method watch"),
         ("no.such.module:Mine", r"discovery\.name: cannot load"),
     ],

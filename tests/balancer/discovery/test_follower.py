@@ -77,6 +77,24 @@ def test_a_failure_is_told_once_and_changes_nothing(caplog: pytest.LogCaptureFix
     assert told(caplog)[1:] == ["discovery: it is away", "discovery: works again"]
 
 
+def test_a_list_may_have_a_problem_and_counts_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    bad = msgspec.structs.replace(found("http://a:1"), problem="pod b cannot be used")
+    more = msgspec.structs.replace(found("http://a:1", "http://c:1"), problem="pod b cannot be used")
+    made, lists = follow(bad, more)
+    assert [urls(each) for each in lists] == [["http://g:1", "http://a:1"], ["http://g:1", "http://a:1", "http://c:1"]]
+    assert (made.problem, made.counts["failed"]) == ("pod b cannot be used", 0)
+    assert told(caplog).count("discovery: pod b cannot be used") == 1
+    made, _ = follow(bad, found("http://a:1"))
+    assert made.problem is None
+    assert "discovery: works again" in told(caplog)
+
+
+def test_others_behind_the_same_urls_are_another_list() -> None:
+    lists = [msgspec.structs.replace(found("http://a:1"), lives={"http://a:1": uid}) for uid in ("1", "1", "2")]
+    made, told = follow(*lists)
+    assert (len(told), made.lives) == (2, {"http://a:1": "2"})
+
+
 def test_a_list_that_cannot_be_used_is_a_failure() -> None:
     made, lists = follow(found("http://a:1"), found("http://b:1", "http://b:1"))
     assert [urls(each) for each in lists] == [["http://g:1", "http://a:1"]]
