@@ -15,14 +15,18 @@ import msgspec
 
 from balancer.discovery.api_server import PODS, SLICES, Access, ApiServer, Refused, Resource, Unanswered, Unasked
 from balancer.discovery.base import Failed, Found, discovery, read_replicas, with_host
+from balancer.discovery.kinds import SERVICE_LABEL, Pod, Slice
 from balancer.discovery.objects import GONE, Ended, Object, Objects, Unreadable
 from balancer.discovery.pauses import pause
-from balancer.discovery.pods import SERVICE_LABEL, Pod, Reckoned, Slice, Where, reckon
+from balancer.discovery.pods import Reckoned, Where, reckon
 from balancer.settings import check_url
 from balancer.words import counted
 
 GATHER_SECONDS: Final = 0.02
 """After news, for more of it: what happens to many Pods at once is one change."""
+
+GATHER_SHARE: Final = 9
+"""At least so many times as long as it took to see what the objects stand for: a tenth of all time, however many there are."""
 
 LASTS_SECONDS: Final = 5.0
 """A watch that has stood for so long works."""
@@ -97,10 +101,11 @@ class KubernetesDiscovery(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
             for task in tasks:
                 task.add_done_callback(lambda _: changed.set())
             last: Found | None = None
+            loop, spent = asyncio.get_running_loop(), 0.0
             try:
                 while True:
                     await changed.wait()
-                    await asyncio.sleep(GATHER_SECONDS)
+                    await asyncio.sleep(max(GATHER_SECONDS, GATHER_SHARE * spent))
                     changed.clear()
                     for task in tasks:
                         if task.done():
@@ -108,7 +113,9 @@ class KubernetesDiscovery(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
                     is_stale = any(each.stale is not None for each in followed)
                     problems = [told for each in followed for told in (each.stale, each.deaf) if told is not None]
                     if all(each.is_listed for each in followed):
+                        began = loop.time()
                         made = reckon(pods.objects, None if slices is None else slices.objects, self._where)
+                        spent = loop.time() - began
                         found = self._found(made, problems, len(pods.objects))
                         if found != last:
                             last = found

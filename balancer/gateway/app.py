@@ -171,7 +171,12 @@ class _Control:
             "shadow": None if router.shadow is None else router.shadow.arm.name,
             "open_leases": router.fleet.open_leases,
             "endpoints": {url: watcher.problem or "ok" for url, watcher in self._service.watchers.items()},
-            "discovery": {"name": self._service.settings.discovery.name, "problem": self._service.follower.problem},
+            "discovery": {
+                "name": self._service.settings.discovery.name,
+                "problem": self._service.follower.problem,
+                "found": self._service.follower.reason,
+                "lives": self._service.follower.lives,
+            },
             "snapshot": self._service.warm.told(),
             "processes": {"brain": self._service.census.brain, "gateways": self._service.census.gateways},
             "stores": self._service.stores.status(),

@@ -11,8 +11,8 @@ from balancer.discovery import kubernetes as kubernetes_module
 from balancer.discovery import pauses as pauses_module
 from balancer.discovery.api_server import PODS, Access, ApiServer, Refused, Unanswered, Unasked
 from balancer.discovery.base import Found
+from balancer.discovery.kinds import Pod
 from balancer.discovery.kubernetes import KubernetesDiscovery
-from balancer.discovery.pods import Pod
 from tests.conformance.discovery import until, watching
 from tests.support import api_server as stand_in
 from tests.support.api_server import NAMESPACE, StandIn, api_server, pod

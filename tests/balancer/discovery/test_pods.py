@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.disaggregation.roles import Role
-from balancer.discovery.pods import Pod, Reckoned, Slice, Where, reckon
-from balancer.settings import check_replicas
+from balancer.discovery.base import read_replicas
+from balancer.discovery.kinds import Pod, Slice
+from balancer.discovery.pods import Reckoned, Where, reckon
+from balancer.settings import ReplicaSettings, check_replicas
 from tests.support.api_server import endpoint_slice, pod, target
 
 Json = dict[str, Any]
@@ -129,6 +131,7 @@ def test_of_two_that_claim_one_address_the_newer_has_it() -> None:
         ("http", {"labels": {"kvlb.io/port": "8003"}}, 8003),
         (8001, {"annotations": {"kvlb.io/port": "api"}, "ports": {"api": 8004}}, 8004),
         (8001, {"annotations": {"kvlb.io/port": " "}}, 8001),
+        (443, {}, 443),
     ],
 )
 def test_the_port_is_a_number_or_a_name(port: int | str, changes: Json, found: int) -> None:
@@ -140,6 +143,14 @@ def test_a_port_of_a_sidecar_has_a_name_as_any_other() -> None:
     made["spec"]["initContainers"] = [{"name": "proxy", "restartPolicy": "Always", "ports": []}]
     made["spec"]["initContainers"][0]["ports"] = [{"name": "http", "containerPort": 8005}]
     assert urls(by_selector(made, port="http")) == ["http://10.0.0.1:8005"]
+
+
+@pytest.mark.parametrize(("scheme", "port"), [("http", 80), ("https", 443)])
+def test_a_schemes_own_port_is_not_written(scheme: str, port: int) -> None:
+    assert urls(by_selector(told(), pod("b", "fd00::1"), port=port, scheme=scheme)) == [
+        f"{scheme}://10.0.0.1",
+        f"{scheme}://[fd00::1]",
+    ]
 
 
 # What Pods say
@@ -220,7 +231,7 @@ def test_two_pods_with_one_stream_of_events_cost_the_others_nothing() -> None:
     made = by_selector(*many)
     assert len(made.replicas) == 48
     assert [problem.partition(":")[0] for problem in made.problems] == ["pod p30", "pod p40"]
-    assert "'tcp://10.0.1.20:5557' is that of" in made.problems[0]
+    assert "its events are at 'tcp://10.0.1.20:5557', where those of pod p20 are" in made.problems[0]
     assert "http://10.0.1.20:8000" in urls(made), "who was there first stays"
     check_replicas(made.replicas)
 
@@ -322,6 +333,9 @@ def test_addresses_without_pods_count_in_one_family_only() -> None:
     assert urls(by_service([], name, six, four)) == ["http://10.0.0.1:8000"]
     assert urls(by_service([], six, name)) == ["http://[fd00::1]:8000"]
     assert urls(by_service([], name)) == ["http://gpu-0.example.com:8000"]
+    odd = by_service([], endpoint_slice("name", {"addresses": ["user@host/path\n"]}, family="FQDN"))
+    assert odd.replicas == ()
+    assert odd.problems[0].startswith("address user@host/path\\n: url: ")
 
 
 def test_a_port_of_the_service_may_be_another_number_for_each_slice() -> None:
@@ -387,12 +401,15 @@ def _states(draw: st.DrawFn) -> tuple[list[Json], list[Json] | None]:
     return pods, slices
 
 
-@given(_states(), st.sampled_from([8000, "x"]), st.randoms(use_true_random=False))
+@given(_states(), st.sampled_from([80, 8000, "x"]), st.randoms(use_true_random=False))
 def test_whatever_there_is_makes_a_list_that_can_be_used_and_is_the_same_in_any_order(
     state: tuple[list[Json], list[Json] | None], port: int | str, dice: Any
 ) -> None:
     pods, slices = pods_of(*state[0]), None if state[1] is None else slices_of(*state[1])
     made = reckon(pods, slices, Where(port))
+    assert read_replicas([{"url": each} for each in urls(made)]) == tuple(
+        ReplicaSettings(url=each) for each in urls(made)
+    )
     check_replicas(made.replicas)
     usable = {each.metadata.uid for each in pods if each.is_usable}
     assert set(made.lives.values()) <= usable
