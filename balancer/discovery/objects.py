@@ -222,11 +222,6 @@ class Lines:
         self._rest, self._size = [last], len(last)
         return [line for line in lines if line.strip()]
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing has begun that has no end."""
-        return not b"".join(self._rest).strip()
-
 
 def _number(version: str) -> int | None:
     return int(version) if version.isascii() and version.isdecimal() and len(version) < 20 else None

@@ -42,6 +42,7 @@ class Refusal(msgspec.Struct, frozen=True):
     status: int
     message: str = ""
     retry_after: int | None = None
+    location: str | None = None
 
 
 class _Change(msgspec.Struct, frozen=True):
@@ -285,6 +286,8 @@ class _Watch:
 
 def _refused(refusal: Refusal) -> web.Response:
     headers = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
+    if refusal.location is not None:
+        headers["Location"] = refusal.location
     status = {"kind": "Status", "status": "Failure", "code": refusal.status, "message": refusal.message}
     return web.json_response(status, status=refusal.status, headers=headers)
 

@@ -15,7 +15,7 @@ from balancer.discovery.kinds import Pod
 from balancer.discovery.kubernetes import KubernetesDiscovery
 from tests.conformance.discovery import until, watching
 from tests.support import api_server as stand_in
-from tests.support.api_server import NAMESPACE, StandIn, api_server, pod
+from tests.support.api_server import NAMESPACE, Refusal, StandIn, api_server, pod
 from tests.support.certificates import Authority, needs_openssl
 from tests.support.waiting import eventually, run
 
@@ -134,7 +134,7 @@ def test_a_token_that_nobody_named_is_not_shown_without_encryption(account: Path
 
 def test_no_token_is_sent_to_wherever_an_answer_points(account: Path) -> None:
     async def check(server: StandIn) -> None:
-        server.refuse("list", 307, "elsewhere")
+        server.refusals["list", stand_in.PODS] = Refusal(307, "elsewhere", location=f"{server.url}/elsewhere")
         with pytest.raises(Refused, match="will not list pods in namespace llm"):
             await names(Access(server.url, token_file=str(account / "token")))
         assert len(server.asked) == 1

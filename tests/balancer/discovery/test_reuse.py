@@ -120,7 +120,7 @@ def test_what_waits_at_an_address_that_another_pod_has_is_answered_elsewhere(mon
             assert status == "HTTP/1.1 200 OK"
             assert dict(headers)["x-kvlb-replica"] == other.url.removeprefix("http://")
             await eventually(lambda: known(front) == {one.url, other.url})
-            assert front.is_idle()
+            await eventually(front.is_idle)
 
     run(check())
 
