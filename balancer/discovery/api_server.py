@@ -7,6 +7,7 @@ before each question: both are replaced while Pods run. Never knows what the obj
 import asyncio
 import math
 import os
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -29,6 +30,9 @@ PAGE: Final = 500
 
 GRACE_SECONDS: Final = 5.0
 """For a watch beyond its time, which the server ends by itself; one that does not is not heard any more."""
+
+KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""Seconds of silence, seconds between questions, and how many: a server that has vanished is noticed within a minute."""
 
 MAX_FILE: Final = 1024 * 1024
 
@@ -171,6 +175,8 @@ class ApiServer:
         } | ({"labelSelector": selector} if selector else {})
         response = await self._within(self._open("watch", resource, params))
         async with response:
+            if response.connection is not None and response.connection.transport is not None:
+                keep_alive(response.connection.transport.get_extra_info("socket"))
             began()
             lines = Lines()
             left_at = ends_at + GRACE_SECONDS
@@ -262,6 +268,14 @@ class ApiServer:
                 raise Unasked(f"'{path}' has no certificates that can be used: {error}") from error
             self._tls = content, context
         return self._tls[1]
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Have the system ask now and then whether the other side is still there: nothing else tells of one that has vanished."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEP_ALIVE.items():
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def _said(code: int, status: Status) -> str:

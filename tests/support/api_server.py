@@ -146,7 +146,8 @@ class StandIn:
         """Write this to every watch (of one kind), whatever it is."""
         for each in list(self._watches):
             if plural in {None, each.plural}:
-                await each.response.write(line)
+                with contextlib.suppress(ConnectionError):
+                    await each.response.write(line)
 
     async def expire(self) -> None:
         """End every watch as one whose version has become too old."""
@@ -233,7 +234,7 @@ class StandIn:
         watch = _Watch(asked.plural, request, response)
         self._watches.append(watch)
         try:
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, ConnectionError):  # who watched may have gone
                 ends = None if self.ignores_timeouts else float(asked.params["timeoutSeconds"])
                 async with asyncio.timeout(ends):
                     await self._tell(watch, version, matcher(asked.params.get("labelSelector", "")))

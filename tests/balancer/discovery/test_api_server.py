@@ -1,5 +1,6 @@
 """``discovery/api_server.py``: whom to ask, with what to show, and what files that change do to it."""
 
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -184,5 +185,26 @@ def test_what_a_server_says_is_told_in_one_line_and_not_at_length() -> None:
             await names(Access(server.url, namespace=NAMESPACE))
         assert str(told.value).isprintable()
         assert len(str(told.value)) < 500
+
+    with_server(check)
+
+
+def test_a_watch_notices_a_server_that_has_vanished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the system's own questions: nothing is said on a quiet watch for minutes."""
+
+    async def check(server: StandIn) -> None:
+        kept: list[tuple[int, int]] = []
+
+        def keep_alive(sock: socket.socket) -> None:
+            real(sock)
+            idle = getattr(socket, "TCP_KEEPIDLE", None)
+            asks = sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            kept.append((asks, 30 if idle is None else sock.getsockopt(socket.IPPROTO_TCP, idle)))
+
+        real = module.keep_alive
+        monkeypatch.setattr(module, "keep_alive", keep_alive)
+        async with ApiServer(Access(server.url, namespace=NAMESPACE)) as asked:
+            await asked.watch(PODS, "", "100", 60, server.end_watches, lambda line: None)
+        assert kept == [(1, 30)]
 
     with_server(check)

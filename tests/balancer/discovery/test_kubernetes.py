@@ -1,6 +1,7 @@
 """``discovery/kubernetes.py``: what the API server has is found, through everything that API servers and networks do."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
@@ -381,6 +382,75 @@ def test_bookmarks_are_no_news() -> None:
                 async with asyncio.timeout(0.1):
                     await anext(news)
         assert server.count("list") == 1
+
+    with_server(check)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_goes_wrong_and_in_whatever_order_it_ends_in_what_there_is(seed: int) -> None:
+    """And no list on the way has anybody who has never been there."""
+    dice = random.Random(seed)
+
+    async def check(server: StandIn) -> None:
+        hosts = [f"10.0.1.{n}" for n in range(8)]
+        server.bookmark_seconds = 0.01
+
+        def change() -> None:
+            host = dice.choice(hosts)
+            if host in server.names(PODS) and dice.random() < 0.4:
+                server.delete(PODS, host)
+            else:
+                server.put(PODS, pod(host, host, ready=dice.random() < 0.8, uid=f"uid-{dice.randrange(10**6)}"))
+
+        async def misbehave() -> None:
+            server.loses = dice.random() < 0.3
+            server.is_held = dice.random() < 0.2
+            server.is_reversed = dice.random() < 0.5
+            server.is_doubled = dice.random() < 0.5
+            server.max_page = dice.choice([1, 3, 1_000])
+            server.expires_pages = dice.choice([0, 0, 1])
+            server.answer_seconds = dice.choice([0.0, 0.0, 0.02])
+            server.refusals.clear()
+            if dice.random() < 0.4:
+                server.refuse(dice.choice(["list", "watch"]), dice.choice([401, 403, 410, 429, 500]), retry_after=0)
+            match dice.randrange(8):
+                case 0:
+                    await server.expire()
+                case 1:
+                    server.break_watches()
+                case 2:
+                    server.end_watches()
+                case 3:
+                    await server.say(b"{")
+                case 4:
+                    await server.say(b"nonsense\n")
+
+        async with watching(ask(server, resync_seconds=0.5)) as news:
+            heard: list[Found] = []
+
+            async def hear() -> None:
+                async for each in news:
+                    heard.extend([each] if isinstance(each, Found) else [])
+
+            listening = asyncio.create_task(hear())
+            for _ in range(60):
+                for _ in range(dice.randrange(4)):
+                    change()
+                await misbehave()
+                await asyncio.sleep(dice.choice([0.0, 0.005, 0.03]))
+            server.refusals.clear()
+            server.loses = server.is_held = False
+            server.answer_seconds = 0.0
+            server.release()
+            truth = {
+                url(each["status"]["podIP"]): each["metadata"]["uid"]
+                for each in server.objects(PODS)
+                if each["status"]["conditions"][-1]["status"] == "True"
+            }
+            await eventually(lambda: heard and heard[-1].lives == truth and heard[-1].problem is None)
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+        assert all(each.url in {url(host) for host in hosts} for made in heard for each in made.replicas)
 
     with_server(check)
 
