@@ -112,16 +112,18 @@ class KubernetesDiscovery(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
                             task.result()  # which raises: it never ends by itself
                     is_stale = any(each.stale is not None for each in followed)
                     problems = [told for each in followed for told in (each.stale, each.deaf) if told is not None]
+                    problem = "; ".join(problems)
                     if all(each.is_listed for each in followed):
                         began = loop.time()
                         made = reckon(pods.objects, None if slices is None else slices.objects, self._where)
                         spent = loop.time() - began
                         found = self._found(made, problems, len(pods.objects))
+                        problem = found.problem or problem
                         if found != last:
                             last = found
                             yield found
                     if is_stale:
-                        yield Failed("; ".join(problems))
+                        yield Failed(problem)
             finally:
                 for task in tasks:
                     task.cancel()

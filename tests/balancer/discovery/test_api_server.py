@@ -172,9 +172,12 @@ def test_a_namespace_that_is_empty_is_none(account: Path, content: str) -> None:
         run(names(Access("http://127.0.0.1:9")))
 
 
-def test_a_token_that_would_be_more_headers_is_none(account: Path) -> None:
-    (account / "token").write_text("a\r\nX-Evil: 1")
-    with pytest.raises(Unasked, match="control characters"):
+@pytest.mark.parametrize(
+    ("content", "message"), [("a\r\nX-Evil: 1", "control characters"), ("a" * (2 << 20), "more than 1048576 bytes")]
+)
+def test_a_token_that_would_be_more_headers_or_no_header_is_none(account: Path, content: str, message: str) -> None:
+    (account / "token").write_text(content)
+    with pytest.raises(Unasked, match=message):
         run(names(Access("http://127.0.0.1:9", token_file=str(account / "token"))))
 
 

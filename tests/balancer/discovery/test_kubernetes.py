@@ -12,6 +12,7 @@ from balancer.discovery import kubernetes as kubernetes_module
 from balancer.discovery import pauses as pauses_module
 from balancer.discovery.base import Failed, Found, make
 from balancer.discovery.kubernetes import KubernetesDiscovery
+from balancer.discovery.objects import Objects
 from balancer.errors import ConfigError
 from tests.conformance import discovery as suite
 from tests.conformance.discovery import Case, until, watching
@@ -547,6 +548,46 @@ def test_what_the_role_lacks_is_named(verb: str, plural: str, group: str) -> Non
             assert f'apiGroups: ["{group}"], resources: ["{plural}"], verbs: ["get", "list", "watch"]' in told
             server.refusals.clear()
             await found(news, lambda each: each.problem is None and each.replicas)
+
+    with_server(check)
+
+
+def test_of_two_kinds_one_may_be_refused_and_the_other_still_counts() -> None:
+    """A Pod that ends is heard of, though slices are not; and whatever else is wrong is said beside it."""
+
+    async def check(server: StandIn) -> None:
+        a, b, bad = (
+            server.put(PODS, pod(name, host, labels={"kvlb.io/role": role}))
+            for name, host, role in (("a", ONE, "both"), ("b", TWO, "both"), ("bad", THREE, "boss"))
+        )
+        server.put(SLICES, endpoint_slice("s1", target(a), target(b), target(bad)))
+        async with watching(ask(server, service="vllm")) as news:
+            first = await until(news, [url(ONE), url(TWO)])
+            assert (first.problem or "").startswith("pod bad: kvlb.io/role: 'boss' is no role")
+            await eventually(lambda: server.watching == 2)
+            server.refuse("list", 500, "etcd has no leader", plural=SLICES)
+            server.end_watches()
+            told = await failed(news)
+            assert "will not list endpointslices" in told
+            assert "pod bad: kvlb.io/role" in told
+            server.put(PODS, pod("a", ONE, deletionTimestamp="2026-01-01T00:00:00Z"))
+            then = await until(news, [url(TWO)])
+            assert then.problem == told
+
+    with_server(check)
+
+
+def test_what_was_not_foreseen_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever follows begins anew."""
+
+    async def check(server: StandIn) -> None:
+        async with watching(ask(server)) as news:
+            await until(news, [])
+            await eventually(lambda: server.watching)
+            monkeypatch.setattr(Objects, "told", lambda *_: 1 / 0)
+            server.put(PODS, pod("a", ONE))
+            with pytest.raises(ZeroDivisionError):
+                await anext(news)
 
     with_server(check)
 

@@ -79,7 +79,11 @@ def test_what_the_api_leaves_out_is_missing_and_no_error() -> None:
 def test_an_ipv6_address_is_written_with_brackets() -> None:
     made = by_selector(
         pod("a", "fd00:0:0::1", annotations={"kvlb.io/events": "tcp://{host}:5557"}),
-        replica={"replay": "tcp://{host}:6000", "transfer": {"bootstrap": "http://{host}:8998"}},
+        replica={
+            "replay": "tcp://{host}:6000",
+            "transfer": {"bootstrap": "http://{host}:8998"},
+            "kv_connectors": ["OffloadingConnector"],
+        },
         scheme="https",
     )
     (found,) = made.replicas
@@ -88,7 +92,7 @@ def test_an_ipv6_address_is_written_with_brackets() -> None:
         "tcp://[fd00::1]:5557",
         "tcp://[fd00::1]:6000",
     )
-    assert found.transfer.bootstrap == "http://[fd00::1]:8998"
+    assert (found.transfer.bootstrap, found.kv_connectors) == ("http://[fd00::1]:8998", ("OffloadingConnector",))
 
 
 def test_a_pod_with_two_addresses_is_one_endpoint() -> None:
