@@ -98,6 +98,7 @@ class Play(Course):
         self._next_tick = math.inf
         self._quiet = 0  # ticks in which nothing began
         self._computed: set[int] = set()  # keys that somebody has had
+        self._explained: set[int] = set()  # and those of prompts whose first token has come
 
     def _prepare(self, fleet: DetailedFleet) -> None:
         """Before anything is made of the fleet."""
@@ -378,7 +379,10 @@ class Play(Course):
     def _explain(self, request: int, sent: Sent, cached: int) -> None:
         """Why what it did not hit had to be computed, as the gateway's candidates show it."""
         best = max([each.cached_tokens for each in self._seen(request, sent)])
-        for at, missed in enumerate(reasons(self._trace.inputs[request], cached, sent.known, best)):
+        tokens, keys, size = self._trace.inputs[request], self._keys.of(request), self._settings.block_size
+        begun = known_tokens(keys, tokens, size, self._explained)
+        self._explained.update(keys[: tokens // size])
+        for at, missed in enumerate(reasons(tokens, cached, sent.known, best, begun)):
             self._missed[at] += missed
 
 

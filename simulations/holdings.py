@@ -14,7 +14,7 @@ class Holdings:
     What lies in one of them, even in part, ``keep`` has been told of.
     """
 
-    __slots__ = ("_begins", "_everyone", "_lengths", "_parts", "computed", "expected", "whole")
+    __slots__ = ("_begins", "_everyone", "_lengths", "_parts", "computed", "computing", "expected", "whole")
 
     def __init__(self, lengths: Sequence[int], parts: Sequence[Mapping[int, int]]) -> None:
         self._lengths = lengths
@@ -25,6 +25,7 @@ class Holdings:
         self.whole = [0] * len(lengths)  # by segment: the bits of those that hold it whole
         self.expected = [0] * len(lengths)  # by segment: the bits of those that are to compute it
         self.computed = bytearray(len(lengths))  # whether anybody ever has
+        self.computing = [0] * len(lengths)  # by segment: the bits of those that compute it now
 
     def keep(self, replica: int, segments: Sequence[int]) -> None:
         """They are held whole there."""
@@ -59,13 +60,17 @@ class Holdings:
                 del self._begins[segment, replica]
                 expected[segment] ^= bit
 
-    def is_awaited(self, segment: int, lease: int, replica: int) -> bool:
-        """Whether anybody is to compute it beside this lease at this replica."""
-        expected, here = self.expected[segment], 1 << replica
-        if expected != here:
-            return bool(expected)  # elsewhere, or nowhere
-        begins = self._begins[segment, replica]
-        return len(begins) > 1 or lease not in begins
+    def begin(self, replica: int, segments: Sequence[int]) -> None:
+        """They are computed there from now on."""
+        bit = 1 << replica
+        for segment in segments:
+            self.computing[segment] |= bit
+
+    def end(self, replica: int, segments: Sequence[int]) -> None:
+        """They are computed there no longer."""
+        keep = ~(1 << replica)
+        for segment in segments:
+            self.computing[segment] &= keep
 
     def depths(self, path: Sequence[int], *, expecting: bool) -> list[int]:
         """How many leading blocks of the path each replica holds, by replica; what is expected counts if ``expecting``."""

@@ -14,7 +14,7 @@ def known_tokens(keys: Sequence[int], tokens: int, block_size: int, computed: Co
     return known * block_size
 
 
-def reasons(tokens: int, cached: int, known: int, best: int) -> tuple[int, int, int, int]:
+def reasons(tokens: int, cached: int, known: int, best: int, begun: int) -> tuple[int, int, int, int]:
     """Of a prompt's tokens that were not cached: how many are first, in flight, elsewhere and evicted.
 
     Args:
@@ -22,8 +22,9 @@ def reasons(tokens: int, cached: int, known: int, best: int) -> tuple[int, int, 
         cached: that it hit.
         known: leading ones that somebody had computed when it was sent.
         best: what the replica was seen to hold, or expected to, that held most.
+        begun: leading ones that somebody else has computed by now: from ``known`` on, while this one was under way.
     """
     elsewhere = max(0, min(best, known) - cached)
-    awaited = max(0, best - max(known, cached))  # expected, and not told yet
+    awaited = max(0, begun - max(known, cached))
     evicted = max(0, known - cached) - elsewhere
     return tokens - cached - awaited - elsewhere - evicted, awaited, elsewhere, evicted

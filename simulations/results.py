@@ -24,7 +24,8 @@ class Misses(msgspec.Struct, frozen=True):
 
     Attributes:
         first: nobody had computed them before; what belongs to no full block is always of these.
-        in_flight: somebody was to compute them, and had not yet.
+        in_flight: another request had begun to compute them, and had not yet. Of several that need the same new block, one is
+            the first.
         elsewhere: another replica held them.
         evicted: they had been computed, and no replica held them any more.
     """

@@ -307,7 +307,8 @@ class _Play(Course):
 
     def _compute(self, now: float, lane: Lane, taken: Taken) -> None:
         request, there = taken.request, taken.there
-        self._explain(lane.number, request, taken.lease, there // self._settings.block_size)
+        self._explain(request, there // self._settings.block_size)
+        self._holdings.begin(lane.number, self._paths.paths[request])
         seconds = (self._trace.inputs[request] - there) / self._settings.prefill_tps
         self._hits[request] = there
         lane.busy = True
@@ -320,6 +321,7 @@ class _Play(Course):
         new, blocks = lane.cache.keep(path, used)
         for number in range(len(self._lanes)) if self._settings.pooled else (lane.number,):
             self._holdings.keep(number, new)
+        self._holdings.end(lane.number, path)
         self._holdings.expect_no_more(lease, lane.number, path)
         self._fleet.started(lease, now)
         lane.busy = False
@@ -343,16 +345,16 @@ class _Play(Course):
         for number in range(len(self._lanes)):
             self._holdings.lose(number, segments)
 
-    def _explain(self, replica: int, request: int, lease: int, hit: int) -> None:
-        """Why what it does not hit has to be computed."""
+    def _explain(self, request: int, hit: int) -> None:
+        """Why what it does not hit has to be computed. Who begins with a block that nobody has begun with is its first."""
         holdings, lengths, size = self._holdings, self._paths.lengths, self._settings.block_size
         tokens, path = self._trace.inputs[request], self._paths.paths[request]
         longest = holdings.longest(path)
-        first = tokens % size + self._paths.own[request] * size
-        in_flight = elsewhere = evicted = 0
+        usable = min((tokens - 1) // size, tokens // size - self._paths.own[request])
+        new = in_flight = elsewhere = evicted = 0
         begin = end = 0
         for segment in path:
-            begin, end = end, end + lengths[segment]
+            begin, end = end, min(end + lengths[segment], usable)
             if end <= hit:
                 continue
             begin = max(begin, hit)
@@ -362,16 +364,14 @@ class _Play(Course):
                 if there == end:
                     continue
                 begin = there
-            if holdings.is_awaited(segment, lease, replica):
+            if holdings.computing[segment]:
                 in_flight += end - begin
             elif holdings.computed[segment]:
                 evicted += end - begin
             else:
-                first += (end - begin) * size
-        if longest > hit == (tokens - 1) // size and not tokens % size:
-            elsewhere, first = elsewhere - 1, first + size  # it is here, but the last token is always computed
+                new += end - begin
         missed = self._missed
-        missed[0] += first
+        missed[0] += tokens - (usable - new) * size
         missed[1] += in_flight * size
         missed[2] += elsewhere * size
         missed[3] += evicted * size

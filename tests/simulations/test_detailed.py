@@ -67,6 +67,15 @@ def test_one_request_takes_as_long_as_its_steps() -> None:
     assert run.misses.first == 100
 
 
+@pytest.mark.parametrize("policy", ["predicted_ttft", "round_robin"])
+def test_who_computes_a_block_first_is_its_first_however_many_wait_for_it(policy: str) -> None:
+    burst = [(0.0, 401, 1, [*range(1000, 1101)])] + [(0.01 * at, 81, 1, [*range(20), 100 + at]) for at in range(1, 7)]
+    for replicas in (1, 3):
+        run = played(trace_of(*burst), changed(replicas=replicas, blocks=1000), policy)
+        assert run.misses.first == 401 + 81 + 5, replicas
+        assert run.misses.in_flight == 5 * 80 - sum(run.hits) - run.misses.elsewhere
+
+
 def test_an_answer_ends_where_the_cache_does() -> None:
     run = played(trace_of((0.0, 30, 50, [])), changed(replicas=1, blocks=10))
     assert list(run.outputs) == [10]

@@ -71,17 +71,6 @@ def test_depths_are_those_of_each_cache_block_by_block(orders: list[tuple[str, i
     assert holdings.depths(asked, expecting=True) == [depth(each, expecting=True) for each in fleet]
     assert holdings.longest(asked) == max(without)
     assert {segment for segment in range(len(LENGTHS)) if holdings.computed[segment]} == ever
-    for segment in range(len(LENGTHS)):
-        for number, replica in enumerate(fleet):
-            for mine in [-1, *replica.awaits]:
-                others = any(
-                    block[0] == segment
-                    for each in fleet
-                    for lease, blocks in each.awaits.items()
-                    if not (each is replica and lease == mine)
-                    for block in blocks
-                )
-                assert holdings.is_awaited(segment, mine, number) == others
 
 
 def test_what_is_expected_reaches_back_to_where_the_first_of_those_who_wait_begins() -> None:
@@ -100,3 +89,13 @@ def test_what_is_expected_reaches_back_to_where_the_first_of_those_who_wait_begi
     assert holdings.depths([2], expecting=True) == [1]
     holdings.expect_no_more(1, 0, [2])
     assert holdings.expected == [0, 0, 0, 0]
+
+
+def test_who_computes_a_segment_does_so_until_its_end() -> None:
+    holdings = Holdings(LENGTHS, [{}, {}])
+    holdings.begin(0, [0, 1])
+    holdings.begin(1, [0, 3])
+    assert holdings.computing == [0b11, 0b01, 0, 0b10]
+    holdings.end(0, [0, 1])
+    assert holdings.computing == [0b10, 0, 0, 0b10]
+    assert not any(holdings.computed), "whether it came to its end, keep is told"

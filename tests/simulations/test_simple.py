@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balancer.policies.base import make, names
+from simulations.bounds import bounds
 from simulations.paths import Paths
 from simulations.results import REFUSED, Run, summarise
 from simulations.simple import SimpleFleet, play
@@ -82,6 +83,49 @@ def test_misses_say_whose_fault_they_are() -> None:
     assert elsewhere.misses.elsewhere == 8
     at_once = run_of(trace_of((0.0, 8, 1, [1, 2]), (0.0, 9, 1, [1, 2, 5])), two, "round_robin")
     assert at_once.misses.in_flight == 8
+
+
+def test_who_computes_a_block_first_is_its_first_however_many_wait_for_it() -> None:
+    one = msgspec.structs.replace(SMALL, replicas=1)
+    burst = [(0.0, 8, 1, [7, 8]), (0.01, 9, 1, [1, 2, 3]), (0.02, 9, 1, [1, 2, 4]), (0.03, 9, 1, [1, 2, 5])]
+    queued = run_of(trace_of(*burst), one)
+    assert list(queued.hits) == [0, 0, 8, 8]
+    assert msgspec.structs.astuple(queued.misses) == (8 + 9 + 1 + 1, 0, 0, 0)
+    two = msgspec.structs.replace(SMALL, replicas=2)
+    for policy in ("round_robin", "predicted_ttft"):
+        apart = run_of(trace_of(*burst), two, policy)
+        assert apart.misses.first == 8 + 9 + 1 + 1, policy
+    late = [
+        (0.0, 8, 1, [1, 2]),
+        (5.0, 8, 1, [3, 4]),
+        (10.0, 8, 1, [5, 6]),
+        (20.0, 9, 1, [1, 2, 7]),
+        (20.0, 9, 1, [1, 2, 8]),
+    ]
+    again = run_of(trace_of(*late), msgspec.structs.replace(two, blocks=4), "round_robin")
+    assert (again.misses.in_flight, again.misses.evicted) == (4, 4), "it was forgotten, and one of two computes it anew"
+
+
+@settings(max_examples=50)
+@given(
+    trace=traces(),
+    policy=st.sampled_from(["predicted_ttft", "round_robin", "random"]),
+    blocks=st.sampled_from([12, 40]),
+)
+def test_what_nobody_had_computed_is_what_no_cache_could_have_had(trace: Trace, policy: str, blocks: int) -> None:
+    uneven = trace_of(
+        *[
+            (
+                trace.arrivals[at],
+                tokens + (not tokens % SIZE),
+                trace.outputs[at],
+                [*trace.blocks[at], *[10**6 + at] * (not tokens % SIZE)],
+            )
+            for at, tokens in enumerate(trace.inputs)
+        ]
+    )
+    run = run_of(uneven, msgspec.structs.replace(SMALL, blocks=blocks), policy)
+    assert run.misses.first == sum(uneven.inputs) - sum(bounds(uneven, []).infinite_by_request)
 
 
 def test_of_what_another_holds_in_part_the_rest_was_evicted() -> None:
