@@ -56,9 +56,17 @@ class Course:
             self._push(following[0], arrive, following[1])
 
     def _run_of(
-        self, name: str, seed: int, settings: dict[str, str | int | float | bool | None], busy: list[float]
+        self,
+        name: str,
+        seed: int,
+        settings: dict[str, str | int | float | bool | None],
+        busy: list[float],
+        loading: list[float],
     ) -> Run:
-        """What came of it; ``settings`` without the model's own are those of the fleet, ``busy`` has one figure a replica."""
+        """What came of it; ``settings`` without the model's own are those of the fleet.
+
+        ``busy`` and ``loading`` have one figure a replica.
+        """
         return Run(
             trace=self._trace.name,
             policy=name,
@@ -75,4 +83,5 @@ class Course:
             misses=Misses(*self._missed),
             busy=busy,
             seconds=self._end,
+            loading=loading if any(loading) else [],
         )

@@ -108,7 +108,8 @@ class Play(Course):
             self._push(restart.at, self._die, self._replicas[restart.replica], restart.down)
         self._play(self._arrive)
         busy = [replica.busy_seconds for replica in self._replicas]
-        return self._run_of(name, seed, {"model": "detailed", **told(self._settings)}, busy)
+        loading = [replica.loading_seconds + replica.reader.loading_seconds for replica in self._replicas]
+        return self._run_of(name, seed, {"model": "detailed", **told(self._settings)}, busy, loading)
 
     # Requests
 
@@ -296,6 +297,7 @@ class Play(Course):
         """The engine is gone; requests that had not begun are sent elsewhere, the others are lost for their clients."""
         lost = list(replica.sent.values())
         replica.engine, replica.step, replica.life = None, None, replica.life + 1
+        replica.loading_seconds += replica.reader.loading_seconds
         replica.reader = Reader()
         replica.sent.clear()
         self._tell_lost(replica)

@@ -47,7 +47,19 @@ class Held(msgspec.Struct, frozen=True):
 class PlayedReplica:
     """One engine, and the step that it computes; mutable."""
 
-    __slots__ = ("_latency", "_speed", "busy_seconds", "engine", "life", "name", "number", "reader", "sent", "step")
+    __slots__ = (
+        "_latency",
+        "_speed",
+        "busy_seconds",
+        "engine",
+        "life",
+        "loading_seconds",
+        "name",
+        "number",
+        "reader",
+        "sent",
+        "step",
+    )
 
     def __init__(self, number: int, name: ReplicaId, engine: Engine, speed: float, latency: LatencyModel) -> None:
         self.number = number
@@ -57,6 +69,7 @@ class PlayedReplica:
         self.step: ScheduledStep | None = None
         self.sent: dict[str, int] = {}  # engine's id -> request
         self.busy_seconds = 0.0
+        self.loading_seconds = 0.0  # of lives before this one
         self.reader = Reader()
         self._latency = latency
         self._speed = speed

@@ -54,6 +54,7 @@ class Run(msgspec.Struct, frozen=True):
         misses: why tokens were computed, over all requests.
         busy: by replica, seconds of prefill (simple model) or of steps (engine model).
         seconds: from the first arrival to the last end.
+        loading: by replica, seconds for which its link carried what it loads; empty where nothing is loaded.
     """
 
     trace: str
@@ -71,6 +72,7 @@ class Run(msgspec.Struct, frozen=True):
     misses: Misses
     busy: list[float]
     seconds: float
+    loading: list[float] = []
 
 
 class Summary(msgspec.Struct, frozen=True):

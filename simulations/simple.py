@@ -154,7 +154,8 @@ class _Play(Course):
         store = settings.pop("store")
         settings |= {} if store is None else {"store": msgspec.json.encode(store).decode()}
         busy = [lane.busy_seconds for lane in self._lanes]
-        return self._run_of(name, seed, {"model": "simple", **settings}, busy)
+        loading = [lane.reader.loading_seconds for lane in self._lanes]
+        return self._run_of(name, seed, {"model": "simple", **settings}, busy, loading)
 
     # What happens
 

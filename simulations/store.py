@@ -94,9 +94,10 @@ class Store:
 class Reader:
     """One replica's link: loads go over it one after the other. Changes with ``expect`` and ``load``; times never go back."""
 
-    __slots__ = ("_free", "_planned")
+    __slots__ = ("_free", "_planned", "loading_seconds")
 
     def __init__(self) -> None:
+        self.loading_seconds = 0.0
         self._free = 0.0
         self._planned = 0.0
 
@@ -110,5 +111,6 @@ class Reader:
 
     def load(self, now: float, seconds: float) -> float:
         """It begins as soon as it can; when it ends."""
+        self.loading_seconds += seconds
         self._free = max(now, self._free) + seconds
         return self._free

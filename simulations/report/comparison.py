@@ -69,6 +69,8 @@ class Cell(msgspec.Struct, frozen=True):
     tpot_mean: Spread | None
     misses: tuple[float, float, float, float]
     prompt_busy: float
+    prompt_work: float
+    link_busy: float
     refused: float
     served: bool
 
@@ -104,11 +106,12 @@ def cells(results: Iterable[Result]) -> list[Cell]:
 def base(all_cells: Sequence[Cell]) -> list[Cell]:
     """Those on the fleet that most policies were run on (the first of several): what policies are compared by.
 
-    A fleet whose caches are one (``pooled``) is none that anybody has; it is taken only where there is no other.
+    A policy counts where somebody was served. A fleet whose caches are one (``pooled``) is none that anybody has; it is taken
+    only where there is no other.
     """
     counts: dict[Fleet, int] = {}
     for cell in all_cells:
-        counts[cell.fleet] = counts.get(cell.fleet, 0) + 1
+        counts[cell.fleet] = counts.get(cell.fleet, 0) + cell.served
     real = {fleet: count for fleet, count in counts.items() if not dict(fleet.settings).get("pooled")} or counts
     chosen = max(real, key=real.__getitem__, default=None)
     return [cell for cell in all_cells if cell.fleet == chosen]
@@ -226,6 +229,8 @@ def _cell(policy: str, fleet: Fleet, group: list[Result]) -> Cell:
             share(lambda each: each.misses.evicted),
         ),
         prompt_busy=over(lambda each: each.prompt_busy).mean,
+        prompt_work=over(lambda each: each.prompt_work).mean,
+        link_busy=over(lambda each: each.link_busy).mean,
         refused=sum(each.summary.refused for each in group) / requests if requests else 0.0,
         served=bool(served),
     )

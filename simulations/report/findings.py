@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from simulations.report.cache_size import cache
 from simulations.report.comparison import Cell, base, cells, is_faster, kind_name, ranked
 from simulations.report.figures import percent, points, times
 from simulations.report.finding import (
@@ -22,7 +23,7 @@ from simulations.report.finding import (
     sureness,
 )
 from simulations.report.result import Result
-from simulations.report.sizing import cache, fleet
+from simulations.report.sizing import fleet
 from simulations.report.worth import worth
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ shown.
 """
 
 from array import array
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -38,6 +38,9 @@ class Result(msgspec.Struct, frozen=True):
             to the last arrival, as what comes after that is less and less.
         busy_by_time: the same by row of replicas and step.
         rows: how many replicas share a row; the last may have fewer.
+        prompt_work: the same as ``prompt_busy``, with all that was still to be computed when the last one came: above 1, more
+            came than could be computed. With a split, of the replicas that compute prompts: seconds of their steps.
+        link_busy: the share of the same time for which a link carried what its replica loads, over the replicas that load.
     """
 
     policy: str
@@ -55,6 +58,8 @@ class Result(msgspec.Struct, frozen=True):
     prompt_busy: float
     busy_by_time: list[list[float]]
     rows: int
+    prompt_work: float = 0.0
+    link_busy: float = 0.0
 
 
 def result_of(run: Run, *, cache_tokens: int | None = None, infinite: Sequence[int] | None = None) -> Result:
@@ -86,7 +91,37 @@ def result_of(run: Run, *, cache_tokens: int | None = None, infinite: Sequence[i
         prompt_busy=waited / (span * run.replicas) if span > 0 and run.replicas else 0.0,
         busy_by_time=_grid(busy, width, rows),
         rows=rows,
+        prompt_work=_work(run, busy, span),
+        link_busy=_link_busy(run, span),
     )
+
+
+def split_of(settings: Mapping[str, object]) -> int:
+    """How many replicas compute prompts for the others, by a run's settings; 0 where none are apart."""
+    prefill = table_of(settings, "disaggregation").get("prefill")
+    return prefill if isinstance(prefill, int) else 0
+
+
+def table_of(settings: Mapping[str, object], name: str) -> dict[str, Any]:
+    """A setting that has fields of its own; empty where there is none, or one that nobody reads."""
+    text = settings.get(name)
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any]) if isinstance(text, str) else {}
+    except msgspec.MsgspecError:
+        return {}
+
+
+def _work(run: Run, busy: list[list[tuple[float, float]]], span: float) -> float:
+    if span <= 0 or not run.replicas:
+        return 0.0
+    if prefill := split_of(run.settings):
+        return sum(run.busy[:prefill]) / (span * prefill)
+    return sum([end - begin for spans in busy for begin, end in spans]) / (span * run.replicas)
+
+
+def _link_busy(run: Run, span: float) -> float:
+    loading = run.loading[split_of(run.settings) :]
+    return sum(loading) / (span * len(loading)) if loading and span > 0 else 0.0
 
 
 def _short(value: float) -> float:

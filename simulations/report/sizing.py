@@ -1,26 +1,26 @@
-"""How much cache, and how many replicas.
+"""How many replicas.
 
-Knows the best cell, those that differ from it in one thing, and the bounds. Never says more than the runs show: what is worked
-out and was not run is called an estimate.
+Knows the best cell, those that differ from it in the number of replicas, and the bounds. Never says more than the runs show:
+what is worked out and was not run is called an estimate.
 """
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from simulations.report.comparison import HIT_TIES, Cell, alike, cache_settings, is_faster
-from simulations.report.figures import count, duration, percent, points
+from simulations.report.comparison import Cell, alike
+from simulations.report.figures import duration, percent, times
 from simulations.report.finding import (
     COSTLY,
     REFUSED,
     Certainty,
     Finding,
-    mean,
     of_replicas,
-    of_size,
     p95,
     replicas,
     sureness,
 )
+from simulations.report.result import split_of
 
 if TYPE_CHECKING:
     from simulations.report.document import BoundFacts
@@ -34,178 +34,145 @@ FULL: Final = 0.9
 STEP: Final = 0.8
 """A step to more replicas is worth it where it leaves at most this share of the 95th percentile."""
 
-PLACES: Final = (0.9, 0.99)
-"""How much of what can be had counts as most of it, and as all of it."""
-
-
-def cache(best: Cell, every: list[Cell], bounds: "BoundFacts | None") -> Finding:
-    def finding(verdict: str, answer: str, certainty: Certainty, *compared: Cell) -> Finding:
-        return Finding("cache", "How much cache?", verdict, answer, [*because, sureness([best, *compared])], certainty)
-
-    pool, size = best.fleet.pool_tokens, best.fleet.cache_tokens
-    because = [f"Under {best.policy}, eviction costs {points(best.evicted)} of hit, routing {points(best.elsewhere)}."]
-    tried = sorted(
-        (cell for cell in alike(best, every, "cache_tokens", *cache_settings(every)) if cell.served),
-        key=lambda cell: cell.fleet.cache_tokens or 0,
-    )
-    if size is not None and len(tried) > 1:
-        because.append("By cache per replica: " + "; ".join(map(of_size, tried)) + ".")
-    if bounds is not None and pool is not None:
-        because += _of_curve(bounds, pool)
-    if best.refused > REFUSED:
-        answer = (
-            f"{percent(best.refused)} of the requests were refused: they do not fit into a replica's cache, or nobody could "
-            "take them. What eviction costs the others says nothing of them."
-        )
-        return finding("More is needed", answer, Certainty.MEASURED)
-    if best.evicted < COSTLY:
-        spare = None if size is None else _smallest(tried, best, size)
-        answer = f"Eviction costs {points(best.evicted)} of hit, and more cache could bring no more than that."
-        if spare is not None:
-            answer += f" {count(spare.fleet.cache_tokens or 0)} tokens per replica do as well."
-            return finding("Less would do", answer, Certainty.MEASURED, spare)
-        return finding("Enough as it is", answer, Certainty.MEASURED)
-    weighed = f"Eviction costs {points(best.evicted)} of hit, routing {points(best.elsewhere)}."
-    if size is None or pool is None:
-        return finding("More would help", weighed, Certainty.MEASURED)
-    larger = next((cell for cell in tried if (cell.fleet.cache_tokens or 0) >= 2 * size), None)
-    if larger is not None:
-        gained = larger.hit.mean - best.hit.mean
-        answer = (
-            f"{weighed} {count(larger.fleet.cache_tokens or 0)} tokens per replica instead of {count(size)} bring "
-            f"{points(max(0.0, gained))} of it back, and first tokens come in {mean(larger)} instead of {mean(best)}."
-        )
-        return finding(
-            "More would pay" if is_faster(larger, best) else "More would not pay", answer, Certainty.MEASURED, larger
-        )
-    if bounds is None:
-        return finding("More would help", weighed, Certainty.MEASURED)
-    gained = max(0.0, min(best.evicted, _lru(bounds, 2 * pool) - _lru(bounds, pool)))
-    answer = f"{weighed} Twice the cache should bring about {points(gained)} of it back, and"
-    answer += f" leave {percent(gained / max(1e-9, 1 - best.hit.mean))} less to compute."
-    if gained < COSTLY:
-        return finding("Twice is not enough", answer, Certainty.ESTIMATE)
-    if gained > best.elsewhere and best.prompt_busy > BUSY:
-        answer += " Double it before you add replicas."
-    return finding("More would pay", answer, Certainty.ESTIMATE)
-
-
-def _of_curve(bounds: "BoundFacts", pool: int) -> list[str]:
-    """What one cache would hit, of this size and of others."""
-    now = _lru(bounds, pool)
-    lines = [
-        f"One LRU cache as large as all of them together ({count(pool)} tokens) would hit {percent(now)}, one twice as large "
-        f"{percent(_lru(bounds, 2 * pool))}, and one that forgets nothing {percent(bounds.infinite)}."
-    ]
-    exact = bounds.pool_of(pool)
-    if exact is not None and exact.belady - now > COSTLY:
-        lines.append(
-            f"Of what LRU misses, {points(exact.belady - now)} are the order of eviction: one that knew the future would hit "
-            f"{percent(exact.belady)} with the same cache."
-        )
-    curve = list(zip(bounds.curve_tokens, bounds.curve_hits, strict=True))
-    known = []
-    for place in PLACES:
-        size = next((size for size, hit in curve if hit >= place * bounds.infinite), None)
-        if size is not None:
-            known.append(f"{count(size)} tokens for {100 * place:.0f} %")
-    if known and bounds.infinite:
-        lines.append(f"Of what can be had, one LRU cache needs {' and '.join(known)}.")
-    return lines
-
-
-def _smallest(tried: list[Cell], best: Cell, size: int) -> Cell | None:
-    """The smallest cache that was run and does as well as this one, where it is at most half of it."""
-    for cell in tried:
-        if 2 * (cell.fleet.cache_tokens or 0) > size:
-            return None
-        if (
-            not is_faster(best, cell)
-            and cell.hit.mean >= best.hit.mean - HIT_TIES
-            and cell.refused <= best.refused + REFUSED
-        ):
-            return cell
-    return None
-
-
-def _lru(bounds: "BoundFacts", tokens: int) -> float:
-    """The curve at a size, straight between its points on a log axis."""
-    exact = bounds.pool_of(tokens)
-    if exact is not None:
-        return exact.lru
-    sizes, hits = bounds.curve_tokens, bounds.curve_hits
-    if not sizes or tokens <= 0:
-        return 0.0
-    if tokens >= sizes[-1]:
-        return bounds.infinite
-    if tokens <= sizes[0]:
-        return hits[0] * tokens / sizes[0]
-    after = next(at for at, size in enumerate(sizes) if size >= tokens)
-    low, high = sizes[after - 1], sizes[after]
-    way = math.log(tokens / low) / math.log(high / low)
-    return hits[after - 1] + way * (hits[after] - hits[after - 1])
-
 
 def fleet(best: Cell, every: list[Cell], bounds: "BoundFacts | None", target: float | None) -> Finding:
-    def finding(verdict: str, answer: str, certainty: Certainty = Certainty.MEASURED) -> Finding:
-        return Finding("replicas", "How many replicas?", verdict, answer, [*because, sureness(tried)], certainty)
-
-    tried = sorted(
-        (cell for cell in alike(best, every, "replicas") if cell.served), key=lambda cell: cell.fleet.replicas
-    )
-    have = best.fleet.replicas
-    needed = max(1, math.ceil(have * best.prompt_busy / BUSY - 1e-9))
-    because = [
-        f"With {replicas(have)}, prompts keep each busy {percent(best.prompt_busy)} of the time. At most {100 * BUSY:.0f} % "
-        f"would be {replicas(needed)}, if hits stayed as they are; the busier, the longer queues get, and bursts cost more."
-    ]
+    """What was run with several numbers of replicas is compared; of one number, more or fewer are estimated."""
+    same = sorted(alike(best, every, "replicas"), key=lambda cell: cell.fleet.replicas)
+    tried = [cell for cell in same if cell.served]
+    split = split_of(dict(best.fleet.settings))
+    because = _of_sides(best, split) if split else _of_time(best, bounds)
     if len(tried) > 1:
         because.insert(0, f"95 % of first tokens come within {', '.join(map(of_replicas, tried))}.")
-    room = bounds.infinite - best.hit.mean if bounds is not None else 0.0
-    if bounds is not None and room > COSTLY and best.prompt_busy > BUSY:
-        least = max(1, math.ceil(have * best.prompt_busy * (1 - room / (1 - best.hit.mean)) / BUSY - 1e-9))
-        because.append(f"With every hit that can be had ({percent(bounds.infinite)}) it would be {replicas(least)}.")
+    because += [f"With {replicas(cell.fleet.replicas)} nobody was served." for cell in same if not cell.served]
     because.append("This is about prompts alone: how many answers run at once may ask for more.")
+    because.append(sureness(tried))
+
+    def finding(verdict: str, answer: str, certainty: Certainty) -> Finding:
+        return Finding("replicas", "How many replicas?", verdict, answer, because, certainty)
+
     if target is not None:
-        good = next((cell for cell in tried if cell.ttft_p95.mean <= target and cell.refused <= REFUSED), None)
-        goal = f"95 % of first tokens within {duration(target)}"
-        if good is None:
-            most = tried[-1]
-            answer = f"{goal[0].upper()}{goal[1:]} is not reached with {most.fleet.replicas}: it takes {p95(most)}."
-            return finding(f"More than {most.fleet.replicas}", answer)
-        fewest = " Fewer were not tried." if good is tried[0] and good.fleet.replicas > 1 else ""
-        return finding(
-            str(good.fleet.replicas), f"The fewest of those tried with {goal}: it takes {p95(good)}.{fewest}"
-        )
+        return finding(*_for_target(tried, target), Certainty.MEASURED)
     if len(tried) > 1:
-        kept = tried[-1]
-        for fewer, more in zip(reversed(tried[:-1]), reversed(tried[1:]), strict=True):
-            if fewer.refused > more.refused + REFUSED or more.ttft_p95.mean < STEP * fewer.ttft_p95.mean:
-                break
-            kept = fewer
-        if kept is tried[-1]:
-            answer = "Each step that was tried made first tokens quicker by a fifth or more; more were not tried."
-            return finding(f"{kept.fleet.replicas} or more", answer)
-        worse = tried[tried.index(kept) - 1] if kept is not tried[0] else None
-        then = tried[tried.index(kept) + 1]
-        answer = f"95 % of first tokens come within {p95(kept)}; {then.fleet.replicas} replicas make that {p95(then)}"
-        answer += "." if worse is None else f", {worse.fleet.replicas} make it {p95(worse)}."
-        return finding(str(kept.fleet.replicas), answer)
+        return finding(*_by_steps(tried), Certainty.MEASURED)
     if best.refused > REFUSED:
         answer = (
             f"{percent(best.refused)} of the requests were refused: first give replicas a cache that they fit into."
         )
-        return finding("Not by number", answer)
+        return finding("Not by number", answer, Certainty.MEASURED)
+    return finding(*(_estimated_sides(best, split) if split else _estimated(best)), Certainty.ESTIMATE)
+
+
+# What was run
+
+
+def _for_target(tried: Sequence[Cell], target: float) -> tuple[str, str]:
+    good = next((cell for cell in tried if cell.ttft_p95.mean <= target and cell.refused <= REFUSED), None)
+    goal = f"95 % of first tokens within {duration(target)}"
+    if good is None:
+        most = tried[-1]
+        answer = f"{goal[0].upper()}{goal[1:]} is not reached with {most.fleet.replicas}: it takes {p95(most)}."
+        return f"More than {most.fleet.replicas}", answer
+    fewest = " Fewer were not tried." if good is tried[0] and good.fleet.replicas > 1 else ""
+    worse = [cell for cell in tried[tried.index(good) :] if cell.ttft_p95.mean > target]
+    if worse:
+        fewest += f" But it takes {', '.join(map(of_replicas, worse))}: more replicas are not quicker in every run."
+    return str(good.fleet.replicas), f"The fewest of those tried with {goal}: it takes {p95(good)}.{fewest}"
+
+
+def _by_steps(tried: Sequence[Cell]) -> tuple[str, str]:
+    kept = tried[-1]
+    for fewer, more in zip(reversed(tried[:-1]), reversed(tried[1:]), strict=True):
+        if fewer.refused > more.refused + REFUSED or more.ttft_p95.mean < STEP * fewer.ttft_p95.mean:
+            break
+        kept = fewer
+    if kept is tried[-1]:
+        answer = "Each step that was tried made first tokens quicker by a fifth or more; more were not tried."
+        return f"{kept.fleet.replicas} or more", answer
+    worse = tried[tried.index(kept) - 1] if kept is not tried[0] else None
+    then = tried[tried.index(kept) + 1]
+    answer = f"95 % of first tokens come within {p95(kept)}; {then.fleet.replicas} replicas make that {p95(then)}"
+    answer += "." if worse is None else f", {worse.fleet.replicas} make it {p95(worse)}."
+    return str(kept.fleet.replicas), answer
+
+
+# What was not
+
+
+def _load(best: Cell) -> float:
+    """How busy prompts keep a replica, and where that is all the time, how busy they would keep one that could be busier."""
+    return max(best.prompt_busy, best.prompt_work) if best.prompt_busy >= FULL else best.prompt_busy
+
+
+def _enough(have: int, load: float) -> int:
+    """For queues to stay short."""
+    return max(1, math.ceil(have * load / BUSY - 1e-9))
+
+
+def _of_time(best: Cell, bounds: "BoundFacts | None") -> list[str]:
+    have, load = best.fleet.replicas, _load(best)
+    told = f"With {replicas(have)}, prompts keep each busy {percent(best.prompt_busy)} of the time"
+    if load > 1:
+        told += f", and {times(load)} as much comes as they can compute meanwhile; the rest is computed after the last arrival"
+    because = [
+        f"{told}. At most {100 * BUSY:.0f} % would be {replicas(_enough(have, load))}, if hits stayed as they are; the busier, "
+        "the longer queues get, and bursts cost more."
+    ]
+    room = bounds.infinite - best.hit.mean if bounds is not None else 0.0
+    if bounds is not None and room > COSTLY and load > BUSY:
+        least = _enough(have, load * (1 - room / (1 - best.hit.mean)))
+        because.append(f"With every hit that can be had ({percent(bounds.infinite)}) it would be {replicas(least)}.")
+    return because
+
+
+def _estimated(best: Cell) -> tuple[str, str]:
+    have, needed = best.fleet.replicas, _enough(best.fleet.replicas, _load(best))
     if best.prompt_busy >= FULL:
         answer = f"{replicas(have)} are {percent(best.prompt_busy)} busy with prompts: it would take about {needed}."
-        return finding(f"More than {have}", answer, Certainty.ESTIMATE)
+        if _load(best) > 1:
+            answer = (
+                f"{times(_load(best))} as much comes as {replicas(have)} can compute meanwhile, so queues grow for as long as "
+                f"it comes: it would take about {needed}. Run that, as queues also change what caches hold."
+            )
+        return f"More than {have}", answer
     if needed > have:
-        answer = f"{replicas(have)} carry it, with long queues in bursts; about {needed} would leave room."
-        return finding(f"About {needed}", answer, Certainty.ESTIMATE)
+        return (
+            f"About {needed}",
+            f"{replicas(have)} carry it, with long queues in bursts; about {needed} would leave room.",
+        )
     if needed < have:
-        answer = (
+        return f"About {needed} could do", (
             f"{have} have time to spare. {replicas(needed)} could do the work, if first tokens may come later: now 95 % come "
             f"within {p95(best)}."
         )
-        return finding(f"About {needed} could do", answer, Certainty.ESTIMATE)
-    return finding(f"About {have}, as it is", f"95 % of first tokens come within {p95(best)}.", Certainty.ESTIMATE)
+    return f"About {have}, as it is", f"95 % of first tokens come within {p95(best)}."
+
+
+# Where prefill and decode are apart
+
+
+def _of_sides(best: Cell, split: int) -> list[str]:
+    answering = best.fleet.replicas - split
+    return [
+        f"Steps of prompts take {percent(best.prompt_work)} of the time of the {split} that compute them for the others, and "
+        f"what the {answering} that answer load takes {percent(best.link_busy)} of that of their links. Above {100 * BUSY:.0f} "
+        "% queues get long."
+    ]
+
+
+def _estimated_sides(best: Cell, split: int) -> tuple[str, str]:
+    """Each side for itself; of those that answer fewer are never advised, as what decoding needs is not known."""
+    have, answering = best.fleet.replicas, best.fleet.replicas - split
+    computing = _enough(split, best.prompt_work)
+    loading = max(answering, _enough(answering, best.link_busy))
+    needed = computing + loading
+    sides = f"{computing} that compute prompts and {loading} that answer"
+    now = f"now 95 % of first tokens come within {p95(best)}"
+    if (computing, loading) == (split, answering):
+        return f"About {have}, as it is", f"95 % of first tokens come within {p95(best)}, with {sides}."
+    slow = "the links of those that answer" if loading > answering else "those that compute prompts"
+    if computing >= split:
+        verdict = f"About {needed}"
+        return verdict, f"{slow[0].upper()}{slow[1:]} have too much to do: it would take about {sides}; {now}."
+    if needed < have:
+        return f"About {needed} could do", f"Those that compute prompts have time to spare: {sides} could do; {now}."
+    return f"About {needed}", f"{sides} would do rather than {split} and {answering}; {now}."

@@ -4,6 +4,7 @@ Knows cells that differ in that alone, and the sentences that may be said of the
 nothing where both were not run.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ import msgspec
 from simulations.report.comparison import Cell, Spread, alike, is_quicker, ranked
 from simulations.report.figures import duration, percent
 from simulations.report.finding import NOTICED, REFUSED, Certainty, Finding, sureness
+from simulations.report.result import table_of
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -49,15 +51,22 @@ def worth(best: Cell, every: Sequence[Cell]) -> list[Finding]:
 
 
 def _compared(part: Part, best: Cell, every: Sequence[Cell]) -> Finding | None:
-    tried = [cell for cell in alike(best, every, part.setting) if cell.served]
+    tried = alike(best, every, part.setting)
     without = [cell for cell in tried if not _table(cell, part)]
     having = [cell for cell in tried if _table(cell, part)]
     if not without or not having:
         return None
     plain = ranked(without)[0]
-    chosen = min(having, key=lambda cell: (round(cell.refused, 3), _time(cell).mean, cell.ttft_mean.mean))
+    chosen = _chosen(having)
     named = _named(part, having)
-    sentence = f"With {part.name} ({named(chosen)}) {chosen.policy} takes {_sentence(chosen, plain)}."
+    if not plain.served:
+        sentence = (
+            f"Without {part.name} nobody is served. With it ({named(chosen)}) {chosen.policy} takes {_figures(chosen)}."
+        )
+    elif not chosen.served:
+        sentence = f"With {part.name} ({named(chosen)}) {chosen.policy} serves nobody; without it: {_figures(plain)}."
+    else:
+        sentence = f"With {part.name} ({named(chosen)}) {chosen.policy} takes {_sentence(chosen, plain)}."
     because = [f"Without: {_figures(plain)}."]
     because += [f"{named(cell)}: {_figures(cell)}." for cell in having]
     because += _other_policy(chosen, every)
@@ -65,7 +74,38 @@ def _compared(part: Part, best: Cell, every: Sequence[Cell]) -> Finding | None:
     return Finding(part.setting, part.question, _verdict(chosen, plain), sentence, because, Certainty.MEASURED)
 
 
+def _chosen(having: Sequence[Cell]) -> Cell:
+    """Who refuses least; of these whose time is the shortest, then whose first token comes first, then whoever needs least.
+
+    Times that differ by no more than chance and ties make are equal.
+    """
+    some = [cell for cell in having if cell.served] or list(having)
+    fewest = min(cell.refused for cell in some)
+    some = [cell for cell in some if cell.refused <= fewest + REFUSED]
+    for time in (_time, lambda cell: cell.ttft_mean):
+        best = min(some, key=lambda cell: time(cell).mean)
+        some = [cell for cell in some if not is_quicker(time(best), time(cell))]
+    return min(some, key=_needs)
+
+
+def _needs(cell: Cell) -> tuple[float, ...]:
+    """What it takes to have it, the dearest first: room, then links, then replicas that are set apart."""
+    settings = dict(cell.fleet.settings)
+    store, split = (table_of(settings, name) for name in ("store", "disaggregation"))
+    return (
+        _number(store.get("tokens"), math.inf),
+        _number(store.get("gbits"), 0.0) + _number(split.get("gbits"), 0.0),
+        _number(split.get("prefill"), 0.0),
+    )
+
+
+def _number(value: object, otherwise: float) -> float:
+    return float(value) if isinstance(value, int | float) else otherwise
+
+
 def _verdict(chosen: Cell, plain: Cell) -> str:
+    if chosen.served is not plain.served:
+        return "Yes" if chosen.served else "No"
     if abs(chosen.refused - plain.refused) > REFUSED:
         return "Yes" if chosen.refused < plain.refused else "No"
     pairs = [(chosen.ttft_mean, plain.ttft_mean)]
@@ -103,6 +143,8 @@ def _sentence(chosen: Cell, plain: Cell) -> str:
 
 
 def _figures(cell: Cell) -> str:
+    if not cell.served:
+        return "nobody is served"
     told = f"{duration(cell.ttft_mean.mean)} to the first token, 95 % within {duration(cell.ttft_p95.mean)}"
     if cell.tpot_mean is not None:
         told += f", {duration(cell.latency_mean.mean)} to the end, {duration(cell.tpot_mean.mean)} a token"
@@ -139,11 +181,5 @@ def _shown(value: object) -> str:
 
 def _table(cell: Cell, part: Part) -> dict[str, Any]:
     """What the cell's fleet has; empty where it has none, or one that nobody reads."""
-    text = dict(cell.fleet.settings).get(part.setting)
-    if not isinstance(text, str):
-        return {}
-    try:
-        table = msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.MsgspecError:
-        return {}
+    table = table_of(dict(cell.fleet.settings), part.setting)
     return {} if table.get("loads") == "never" else table

@@ -58,6 +58,7 @@ def test_a_prompt_is_computed_there_moved_and_answered_here() -> None:
     assert run.ttfts[0] == pytest.approx(0.042 + 0.003 + 42 * 0.0005 + 0.001)
     assert run.latencies[0] == pytest.approx(run.ttfts[0] + 4 * 0.001)
     assert run.busy == pytest.approx([0.042, 0.005])
+    assert run.loading == pytest.approx([0.0, 0.003 + 42 * 0.0005])
     assert (list(run.hits), run.misses.first) == ([0], 42)
 
 

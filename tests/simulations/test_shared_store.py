@@ -126,6 +126,7 @@ def test_what_another_replica_has_computed_is_loaded_where_that_is_quicker(
     assert list(run.chosen) == [0, 1]
     assert list(run.hits) == [0, hit]
     assert list(run.ttfts) == pytest.approx([0.018, ttft])
+    assert run.loading == (pytest.approx([0.0, 0.003 + hit * seconds]) if hit else [])
 
 
 def test_of_a_prompt_that_is_there_to_its_end_one_token_is_computed() -> None:

@@ -97,3 +97,12 @@ def test_other_names_can_be_told_apart() -> None:
     results = [result("mine", ttft=1.0), result("theirs", ttft=3.0)]
     made = document(runs.trace(), results, None, versions={}, blind=frozenset({"theirs"}))
     assert found("routing", of=made).verdict == "Yes"
+
+
+def test_a_fleet_that_serves_nobody_is_not_what_policies_are_compared_on() -> None:
+    small = [result(name, refused=1.0, replicas=1) for name in ("cache_aware", "round_robin")]
+    large = [result(name, ttft=ttft, replicas=4) for name, ttft in (("cache_aware", 1.0), ("round_robin", 3.0))]
+    made = report(*small, *large)
+    assert found("tokens", of=made).verdict != "Nothing"
+    assert found("routing", of=made).verdict == "Yes"
+    assert "With 1 replica nobody was served." in found("replicas", of=made).because

@@ -1,9 +1,11 @@
 from array import array
+from typing import Any
 
 import msgspec
 import pytest
 
-from simulations.report.result import BINS, ROWS, SHARES, result_of
+from simulations.detailed_fleet import Disaggregation
+from simulations.report.result import BINS, ROWS, SHARES, result_of, split_of, table_of
 from simulations.results import REFUSED
 from tests.support.runs import run
 
@@ -76,3 +78,26 @@ def test_refused_requests_are_in_no_figure() -> None:
     assert made.tokens == 0
     assert made.ttfts == []
     assert set(made.hit_by_time) == {None}
+
+
+def test_what_is_computed_after_the_last_arrival_is_work_too() -> None:
+    some = run(requests=5, replicas=2, step=12.0)
+    chosen, ttfts = array("q", [0, 0, 0, 1, REFUSED]), array("d", [20.0, 30.0, 6.0, 100.0, 0.0])
+    made = result_of(msgspec.structs.replace(some, chosen=chosen, ttfts=ttfts))
+    assert made.prompt_busy == (42 + 12) / 96
+    assert made.prompt_work == (42 + 100) / 96
+    assert made.link_busy == 0
+
+
+def test_with_a_split_the_work_is_that_of_those_who_compute_prompts_and_links_are_the_others() -> None:
+    split: dict[str, Any] = {"disaggregation": msgspec.json.encode(Disaggregation(prefill=1)).decode()}
+    some = run(requests=5, replicas=3, step=12.0, settings=split)
+    made = result_of(msgspec.structs.replace(some, busy=[60.0, 9.0, 9.0], loading=[0.0, 24.0, 12.0]))
+    assert made.prompt_work == 60 / 48
+    assert made.link_busy == (24 + 12) / (2 * 48)
+
+
+@pytest.mark.parametrize("text", ["a word", "[1]", "{}", None])
+def test_settings_that_nobody_reads_are_no_table(text: str | None) -> None:
+    assert table_of({"store": text}, "store") == {}
+    assert split_of({"disaggregation": text}) == 0

@@ -1,5 +1,11 @@
+"""``simulations/report/sizing.py``: how many replicas, as runs of several numbers show it, and as one run lets guess."""
+
+from typing import Any
+
+import msgspec
 import pytest
 
+from simulations.detailed_fleet import Disaggregation
 from simulations.report.document import Document
 from simulations.report.finding import Certainty, Finding
 from simulations.report.result import Result
@@ -8,71 +14,6 @@ from tests.support.runs import report, result
 
 def found(topic: str, *results: Result, of: Document | None = None) -> Finding:
     return next(each for each in (of or report(*results)).findings if each.topic == topic)
-
-
-# How much cache
-
-
-def test_little_evicted_is_enough_cache() -> None:
-    finding = found("cache", result(evicted=0.004))
-    assert finding.verdict == "Enough as it is"
-    assert "0.4 points" in finding.answer
-
-
-def test_less_cache_may_do_as_well() -> None:
-    finding = found(
-        "cache",
-        result(evicted=0.0, cache_tokens=640, settings={"blocks": 40}),
-        result("round_robin", evicted=0.0, cache_tokens=640, settings={"blocks": 40}),
-        result(evicted=0.001, cache_tokens=320, settings={"blocks": 20}),
-    )
-    assert finding.verdict == "Less would do"
-    assert "320 tokens per replica do as well" in finding.answer
-
-
-def test_what_more_cache_brings_is_measured_where_it_was_run() -> None:
-    base = [
-        result(name, evicted=0.19, elsewhere=0.02, settings={"blocks": 40}) for name in ("cache_aware", "round_robin")
-    ]
-    finding = found(
-        "cache", *base, result(hit=0.65, evicted=0.04, ttft=0.7, cache_tokens=1280, settings={"blocks": 80})
-    )
-    assert (finding.verdict, finding.certainty) == ("More would pay", Certainty.MEASURED)
-    assert "Eviction costs 19 points of hit, routing 2 points." in finding.answer
-    assert "bring 15 points of it back" in finding.answer
-
-
-def test_more_cache_that_makes_nothing_faster_does_not_pay() -> None:
-    base = [result(name, evicted=0.19, settings={"blocks": 40}) for name in ("cache_aware", "round_robin")]
-    finding = found("cache", *base, result(hit=0.52, evicted=0.17, cache_tokens=1280, settings={"blocks": 80}))
-    assert finding.verdict == "More would not pay"
-
-
-def test_what_was_not_run_is_estimated_by_the_curve() -> None:
-    finding = found("cache", result(evicted=0.19, elsewhere=0.02, cache_tokens=64, prompt_busy=0.9))
-    assert finding.certainty is Certainty.ESTIMATE
-    assert finding.verdict == "More would pay"
-    assert "Double it before you add replicas" in finding.answer
-    assert any("One LRU cache as large as all of them together (256 tokens)" in each for each in finding.because)
-
-
-def test_twice_the_cache_may_change_nothing() -> None:
-    finding = found("cache", result(evicted=0.19, cache_tokens=10**9))
-    assert finding.verdict == "Twice is not enough"
-
-
-@pytest.mark.parametrize("with_bounds", [True, False])
-def test_caches_of_unknown_size_can_be_too_small(with_bounds: bool) -> None:
-    made = report(result(evicted=0.19, cache_tokens=None), with_bounds=with_bounds)
-    assert found("cache", of=made).verdict == "More would help"
-
-
-def test_what_the_order_of_eviction_costs_is_named() -> None:
-    finding = found("cache", result(cache_tokens=640))  # 160 blocks together
-    assert any("the order of eviction" in each for each in finding.because)
-
-
-# How many replicas
 
 
 @pytest.mark.parametrize(
@@ -131,3 +72,58 @@ def test_fewer_that_were_not_tried_are_mentioned() -> None:
     finding = found("replicas", of=report(result(), ttft_target=3.0))
     assert finding.verdict == "4"
     assert "Fewer were not tried" in finding.answer
+
+
+def test_where_more_comes_than_can_be_computed_the_estimate_grows_with_it() -> None:
+    busy = result(prompt_busy=1.0)
+    finding = found("replicas", msgspec.structs.replace(busy, prompt_work=1.7))
+    assert (finding.verdict, finding.certainty) == ("More than 4", Certainty.ESTIMATE)
+    assert "1.7 times as much comes as 4 replicas can compute" in finding.answer
+    assert "it would take about 10." in finding.answer
+    assert any("At most 70 % would be 10 replicas" in each for each in finding.because)
+    at_the_end = msgspec.structs.replace(result(prompt_busy=0.5), prompt_work=1.7)
+    assert found("replicas", at_the_end).verdict == "About 3 could do", (
+        "who is mostly idle may be late with the last ones"
+    )
+
+
+def test_more_that_are_slower_are_told() -> None:
+    finding = found("replicas", of=report(*sweep((8, 1.0), (4, 2.0), (6, 9.0)), ttft_target=3.5))
+    assert finding.verdict == "4"
+    assert "But it takes" in finding.answer
+    assert "with 6: more replicas are not quicker in every run." in finding.answer
+
+
+def test_numbers_that_serve_nobody_are_told() -> None:
+    finding = found("replicas", *sweep((8, 1.0), (12, 0.9)), result(replicas=2, refused=1.0))
+    assert "With 2 replicas nobody was served." in finding.because
+
+
+def split(prefill: int, replicas: int, work: float, links: float, busy: float = 0.2) -> Result:
+    settings: dict[str, Any] = {"disaggregation": msgspec.json.encode(Disaggregation(prefill=prefill)).decode()}
+    made = result(replicas=replicas, settings=settings, prompt_busy=busy, pace=0.02)
+    return msgspec.structs.replace(made, prompt_work=work, link_busy=links)
+
+
+@pytest.mark.parametrize(
+    ("work", "links", "verdict", "words"),
+    [
+        (0.6, 0.1, "About 6, as it is", "with 2 that compute prompts and 4 that answer"),
+        (0.3, 0.1, "About 5 could do", "1 that compute prompts and 4 that answer could do"),
+        (0.01, 0.0, "About 5 could do", "1 that compute prompts and 4 that answer could do"),
+        (
+            1.4,
+            0.1,
+            "About 8",
+            "Those that compute prompts have too much to do: it would take about 4 that compute prompts",
+        ),
+        (0.6, 1.05, "About 8", "The links of those that answer have too much to do: it would take about 2"),
+        (0.3, 1.05, "About 7", "1 that compute prompts and 6 that answer would do rather than 2 and 4"),
+    ],
+    ids=["enough", "less", "never too few", "prompts", "links", "other shares"],
+)
+def test_with_a_split_each_side_is_told_and_its_links(work: float, links: float, verdict: str, words: str) -> None:
+    finding = found("replicas", split(2, 6, work, links))
+    assert (finding.verdict, finding.certainty) == (verdict, Certainty.ESTIMATE)
+    assert words in finding.answer
+    assert any("of that of their links" in each for each in finding.because)

@@ -45,9 +45,8 @@ def of_split(*results: Result) -> Finding:
         [result(), result("round_robin", settings=store())],
         [result(), result(replicas=8, settings=store())],
         [result(), result(settings={"store": "a word"})],
-        [result(), result(refused=1.0, settings=store())],
     ],
-    ids=["neither", "always with", "nobody reads it", "another policy", "another fleet", "no table", "nothing served"],
+    ids=["neither", "always with", "nobody reads it", "another policy", "another fleet", "no table"],
 )
 def test_where_both_were_not_run_nothing_is_said(results: list[Result]) -> None:
     assert found("store", *results) is None
@@ -144,3 +143,27 @@ def test_intervals_that_meet_are_no_difference() -> None:
     some = [result(ttft=ttft, seed=at) for at, ttft in enumerate((0.8, 1.6))]
     some += [result(ttft=ttft, seed=at, settings=store()) for at, ttft in enumerate((0.6, 1.4))]
     assert of_store(*some).verdict == "No"
+
+
+def test_a_store_that_serves_nobody_is_not_worth_it_and_one_without_which_nobody_is_served_is() -> None:
+    finding = of_store(result(), result(refused=1.0, settings=store()))
+    assert finding.verdict == "No"
+    assert "With a store (gbits=100) cache_aware serves nobody; without it: 0.992 s" in finding.answer
+    assert "gbits=100: nobody is served." in finding.because
+    finding = of_store(result(refused=1.0), result(settings=store()))
+    assert finding.verdict == "Yes"
+    assert finding.answer.startswith("Without a store nobody is served. With it (gbits=100) cache_aware takes 0.992 s")
+
+
+def test_of_stores_that_are_as_quick_the_first_token_decides_and_then_who_needs_least() -> None:
+    some = [
+        result(ttft=3.0, pace=0.1),
+        result(ttft=0.61, pace=0.1, settings=store(gbits=100.0)),
+        result(ttft=0.60, pace=0.1, settings=store(gbits=400.0)),
+        result(ttft=0.62, pace=0.1, settings=store(gbits=10.0)),
+        result(ttft=0.60, pace=0.1, settings=store(gbits=100.0, tokens=10**9)),
+    ]
+    assert "With a store (gbits=100, tokens=1000000000)" in of_store(*some).answer, "a bound is less than none"
+    assert "With a store (gbits=100)" in of_store(*some[:3]).answer
+    slow = result(ttft=0.68, pace=0.098, settings=store(gbits=1.0))
+    assert "With a store (gbits=100)" in of_store(*some[:3], slow).answer, "as quick in all, but for the first token"
