@@ -1,7 +1,7 @@
 """How many replicas hold by another model, from a number on that is near: up in growing steps, then half of what is between.
 
 Knows numbers of replicas, and how far a fleet is from what it has to hold. Never knows runs: it asks for one after another, as
-they may take long. It takes more replicas to be better, and ends where they are not.
+they may take long. It takes more replicas to be better, and ends where they are not; ``beside`` is what shows whether they are.
 """
 
 import math
@@ -63,3 +63,10 @@ def confirm(first: int, at_most: int, far: Callable[[int], float]) -> Confirmed:
         else:
             fails = middle
     return Confirmed(replicas, tried)
+
+
+def beside(found: Confirmed, at_most: int) -> int | None:
+    """One replica more than the fewest that hold, if nobody has tried that: it should hold, too, but for chance."""
+    if found.least is None or found.least == at_most or found.least + 1 in found.tried:
+        return None
+    return found.least + 1

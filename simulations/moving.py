@@ -34,6 +34,7 @@ class Moving(msgspec.Struct, frozen=True):
         attended: the same with attention's share, as ``kvlb economics`` has it.
         link: what is known of it, for people.
         hits: share of prompt tokens that are not computed, without the store and with it.
+        longest: tokens of the trace's longest prompt.
     """
 
     store_price: float
@@ -43,6 +44,7 @@ class Moving(msgspec.Struct, frozen=True):
     attended: Verdict
     link: str
     hits: tuple[float | None, float | None]
+    longest: int
 
 
 def best(plans: Sequence[Plan], *, has_store: bool) -> Plan | None:
@@ -58,8 +60,8 @@ def cost(plan: Plan, store_price: float) -> float | None:
     return (plan.price - fixed) / plan.replicas * (plan.confirmed or plan.replicas) + fixed
 
 
-def moving(plans: Sequence[Plan], store_price: float, link: Link, mean_tokens: int) -> Moving:
-    """What these plans say of moving to a store that costs so much, over such a link.
+def moving(plans: Sequence[Plan], store_price: float, link: Link, mean_tokens: int, *, longest: int) -> Moving:
+    """What these plans say of moving to a store that costs so much, over such a link; of prompts of such lengths.
 
     Raises:
         ValueError: there are no plans.
@@ -81,6 +83,7 @@ def moving(plans: Sequence[Plan], store_price: float, link: Link, mean_tokens: i
         attended=judge(tokens, link, shape, prefill_of(known.latency)),
         link=f"{link.source}, {duration(link.fixed)} until the first byte",
         hits=(None if without is None else _hit(without), None if with_store is None else _hit(with_store)),
+        longest=longest,
     )
 
 
@@ -125,7 +128,8 @@ def _compared(found: Moving, without: Plan | None, with_store: Plan | None) -> s
 def _reason(found: Moving, without: Plan | None, with_store: Plan | None) -> Iterator[str]:
     verdict, attended = found.verdict, found.attended
     moved, computed = duration(verdict.move_seconds), duration(verdict.compute_seconds)
-    told = f"Why: the mean prompt of {verdict.tokens:,} tokens is moved in {moved} and computed in {computed}; {_from(verdict)}"
+    told = f"Why: the mean prompt of {verdict.tokens:,} tokens is moved in {moved} and computed in {computed}; "
+    told += _from(verdict, found.longest)
     if without is not None and with_store is not None:
         spared = _needed(without) - _needed(with_store)
         hits = percent(_hit(with_store)), percent(_hit(without))
@@ -135,22 +139,28 @@ def _reason(found: Moving, without: Plan | None, with_store: Plan | None) -> Ite
         else:
             told += f": that spares {counted(spared, 'replica') if spared > 0 else 'no replica'}"
     yield f"{told}."
-    if attended.moves is not verdict.moves or (attended.break_even_tokens is None) is not (
-        verdict.break_even_tokens is None
-    ):
+    pays, attended_pays = (_pays_off(each, found.longest) for each in (verdict, attended))
+    if attended.moves is not verdict.moves or attended_pays is not pays:
         yield (
             "Attention's share, which the simple model leaves out, makes long prompts dearer to compute: with it "
-            f"{_from(attended)}. So the store may be worth more than was found here; simulate both fleets with the detailed "
-            "model."
+            f"{_from(attended, found.longest)}. So the store may be worth more than was found here; simulate both fleets with "
+            "the detailed model."
         )
 
 
-def _from(verdict: Verdict) -> str:
+def _pays_off(verdict: Verdict, longest: int) -> bool:
+    """Whether moving is quicker for any prompt that there is."""
+    return verdict.break_even_tokens is not None and verdict.break_even_tokens <= longest
+
+
+def _from(verdict: Verdict, longest: int) -> str:
     """From which length, and from which rate on, moving pays."""
-    if verdict.break_even_tokens is not None:
+    if verdict.break_even_tokens is None:
+        told = "moving is never quicker"
+    elif _pays_off(verdict, longest):
         told = f"moving is quicker from {verdict.break_even_tokens:,} tokens on"
     else:
-        told = "moving is never quicker"
+        told = f"moving is quicker for longer prompts alone: none of yours is that long (the longest has {longest:,})"
     if not verdict.moves and verdict.break_even_bandwidth is not None:
         told += f", and for this one from {verdict.break_even_bandwidth * 8e-9:.3g} Gbit/s of data on"
     return told

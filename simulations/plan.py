@@ -8,34 +8,28 @@ are looked for, and what lies between them is told (``simulations.moving``).
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from balancer.commands import Command
-from balancer.economics.links import Link
 from balancer.errors import BalancerError, ConfigError
 from balancer.words import counted
-from simulations.confirming import confirm
-from simulations.detailed_fleet import DetailedFleet
 from simulations.economics import link_of
-from simulations.grid import Case, run_all
 from simulations.hardware.estimate import Hardware, estimate
 from simulations.moving import HOURS, Moving, best, moving
-from simulations.named_policies import NamedPolicy, parse
+from simulations.named_policies import parse
 from simulations.output import write_file
-from simulations.plan_table import stopped_words, table, target_words, unconfirmed
-from simulations.planning import Build, Plan, Planner, Stopped, Wanted, least_figures, most_hits
-from simulations.progress import say, tell
-from simulations.report.figures import duration
-from simulations.results import Run, Summary, summarise
-from simulations.scenario import Kind, fleet_of, number_of, with_hardware
-from simulations.simple import SimpleFleet
+from simulations.plan_runs import PlannedStore, Runs, confirmed
+from simulations.plan_table import stopped_words, table, target_words
+from simulations.planning import Build, Plan, Planner, Stopped
+from simulations.progress import say
+from simulations.replaying import line
+from simulations.scenario import Kind, number_of
 from simulations.store import LEAST_GBITS, MOST_GBITS, MOST_SECONDS, gbits_of
-from simulations.targets import Target, distance, parse_target
+from simulations.targets import parse_target
 from simulations.traces.options import add_reading_options, reading_options, scaled
 from simulations.traces.reading import open_trace
 from simulations.traces.trace import Trace
@@ -107,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     trace, reading = open_trace(args.trace, reading_options(args))
     print(reading.text(), file=sys.stderr)
     trace = scaled(trace, args, args.seed)
-    builder = _Builder(trace, rate, args.seed, args.jobs, store)
+    runs = Runs(trace, rate, args.seed, args.jobs, store)
     sides = (False,) if store is None else (False, True)
     planner = Planner(
         [Build(kind, has_store) for has_store in sides for kind in kinds],
@@ -115,8 +109,8 @@ def run(args: argparse.Namespace) -> int:
         targets,
         prices=prices,
         at_most=args.max_replicas,
-        least=builder.least,
-        play=builder.search,
+        least=runs.least,
+        play=runs.search,
         told=lambda stopped: say(stopped_words(stopped)),
         store_price=0.0 if store is None else store.price,
     )
@@ -130,10 +124,12 @@ def run(args: argparse.Namespace) -> int:
         )
     if not args.no_confirm:
         for first in filter(None, [best(plans, has_store=side) for side in sides]):
-            plans[plans.index(first)] = _confirmed(builder, first, targets, args.max_replicas)
+            plans[plans.index(first)] = confirmed(runs, first, targets, args.max_replicas)
+    plans = [msgspec.structs.replace(plan, line=_line(args, trace, plan, store)) for plan in plans]
     found = None
     if store is not None:
-        found = moving(plans, store.price, store.link, sum(trace.inputs) // max(1, len(trace)))
+        mean = sum(trace.inputs) // max(1, len(trace))
+        found = moving(plans, store.price, store.link, mean, longest=max(trace.inputs, default=0))
     if args.json == "-":
         sys.stdout.write(_encoded(args, plans, stopped, found).decode())
         return 0
@@ -141,97 +137,6 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         write_file("--json", Path(args.json), _encoded(args, plans, stopped, found))
     return 0
-
-
-class _Store(msgspec.Struct, frozen=True):
-    """A store that may be had: its price of an hour, and each replica's way to it."""
-
-    price: float
-    link: Link
-
-
-def _silent(done: int, of: int, seconds: float) -> None:
-    pass
-
-
-class _Builder:
-    """Plays one trace on fleets of any hardware, and tells how far it is."""
-
-    def __init__(self, trace: Trace, rate: float, seed: int, jobs: int | None, store: _Store | None) -> None:
-        self._trace = trace
-        self._store = store
-        self._rate = rate
-        self._seed = seed
-        self._jobs = jobs
-        self._hits: Sequence[int] | None = None
-        self._played = 0
-        self._seconds = 0.0
-
-    def search(self, wanted: Sequence[Wanted], following: int) -> list[Summary]:
-        """The figures of these fleets, by the simple model; about ``following`` more are to come."""
-
-        def told(done: int, of: int, seconds: float) -> None:
-            tell(self._played + done, self._played + of + following, self._seconds + seconds, "fleets")
-
-        began = time.monotonic()
-        found = self._play("simple", wanted, told)
-        self._played += len(wanted)
-        self._seconds += time.monotonic() - began
-        return found
-
-    def confirm(self, build: Build, policy: NamedPolicy, replicas: int) -> tuple[Summary, float]:
-        """The figures of this fleet by the detailed model, and how many seconds it took to play it."""
-        began = time.monotonic()
-        (summary,) = self._play("detailed", [(build, policy, replicas)])
-        return summary, time.monotonic() - began
-
-    def least(self, hardware: Hardware) -> dict[str, float]:
-        """What no number of these replicas stays below."""
-        fleet = self._fleet("simple", Build(hardware), 1)
-        assert isinstance(fleet, SimpleFleet), "it is asked for one"
-        if self._hits is None:
-            self._hits = most_hits(self._trace)
-        return least_figures(self._trace, self._hits, fleet)
-
-    def _play(
-        self, model: Kind, wanted: Sequence[Wanted], told: Callable[[int, int, float], None] = _silent
-    ) -> list[Summary]:
-        cases = [Case(policy, self._fleet(model, build, replicas), self._seed) for build, policy, replicas in wanted]
-        return run_all(self._trace, cases, jobs=self._jobs, told=told, keep=_summary)
-
-    def _fleet(self, model: Kind, build: Build, replicas: int) -> SimpleFleet | DetailedFleet:
-        fields: dict[str, Any] = {"replicas": replicas, "rate": self._rate, "closed_loop": self._trace.has_pauses}
-        if model == "simple":
-            fields["block_size"] = self._trace.block_size
-        if build.has_store:
-            assert self._store is not None, "nobody plans with one otherwise"
-            link = self._store.link
-            fields["store"] = {"gbits": gbits_of(link), "latency": link.fixed}
-        return fleet_of(model, with_hardware(model, build.hardware, fields))
-
-
-def _confirmed(builder: _Builder, plan: Plan, targets: Sequence[Target], at_most: int) -> Plan:
-    (policy,) = parse(plan.policy)
-    build = Build(plan.hardware, plan.has_store)
-    took, store = "", " with the store" if plan.has_store else ""
-    seen: dict[int, Summary] = {}
-
-    def far(replicas: int) -> float:
-        nonlocal took
-        say(f"the detailed model plays {counted(replicas, 'replica')}{store}{took} ...")
-        seen[replicas], seconds = builder.confirm(build, policy, replicas)
-        took = f"; the one before took {duration(seconds)}"
-        return distance(targets, seen[replicas])
-
-    found = confirm(plan.replicas, at_most, far)
-    if found.least is None:
-        return msgspec.structs.replace(plan, was_confirmed=True, unconfirmed=unconfirmed(found, seen, targets))
-    hit = seen[found.least].hit
-    return msgspec.structs.replace(plan, confirmed=found.least, was_confirmed=True, confirmed_hit=hit)
-
-
-def _summary(case: Case, run: Run) -> Summary:
-    return summarise(run)
 
 
 def _hardware(args: argparse.Namespace) -> list[Hardware]:
@@ -259,7 +164,7 @@ def _prices(given: Sequence[str]) -> dict[str, float]:
     return prices
 
 
-def _store(args: argparse.Namespace, kinds: Sequence[Hardware], prices: Mapping[str, float]) -> _Store | None:
+def _store(args: argparse.Namespace, kinds: Sequence[Hardware], prices: Mapping[str, float]) -> PlannedStore | None:
     """The store that the flags speak of."""
     link, latency = link_of("--store-link", args.store_link), args.store_latency_ms
     if not LEAST_GBITS <= gbits_of(link) <= MOST_GBITS:
@@ -291,7 +196,15 @@ def _store(args: argparse.Namespace, kinds: Sequence[Hardware], prices: Mapping[
                 f"--store-price: it is weighed against the devices' prices; give that of {kind.gpu}, too, as in "
                 f"--price {kind.gpu}=2.5"
             )
-    return _Store(price / hours, link)
+    return PlannedStore(price / hours, link)
+
+
+def _line(args: argparse.Namespace, trace: Trace, plan: Plan, store: PlannedStore | None) -> str:
+    """What plays the plan's fleet again, by the model that has the last word on it."""
+    model: Kind = "simple" if plan.confirmed is None else "detailed"
+    fields = store.fields if plan.has_store and store is not None else None
+    build = Build(plan.hardware, plan.has_store)
+    return line(args, trace, model, build, plan.policy, plan.confirmed or plan.replicas, fields)
 
 
 def _encoded(

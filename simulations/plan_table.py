@@ -3,13 +3,16 @@
 Knows plans, what was stopped and what a store is worth, and how people read them. Never knows flags, or how plans are found.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Final
 
 from balancer.words import counted
-from simulations.confirming import Confirmed
+from simulations.confirming import BRINGS, Confirmed
 from simulations.hardware.estimate import estimate
-from simulations.moving import Moving, best, money, words
-from simulations.planning import Plan, Stopped
+from simulations.moving import Moving, best, cost, money, words
+from simulations.planning import Plan, Stopped, Tried
 from simulations.report.figures import percent
 from simulations.report.figures import seconds as shown
 from simulations.results import Summary
@@ -45,24 +48,13 @@ def table(
     has_prices: bool,
 ) -> str:
     unit = "price/h" if has_prices else "devices"
-    head = ("replicas", "of", "policy", unit, "hit", "TTFT mean", "p95", "p99")
-    rows = [
-        (
-            str(plan.replicas),
-            f"{plan.hardware.count} x {plan.hardware.gpu}{' + store' if plan.has_store else ''}",
-            plan.policy,
-            money(plan.price),
-            percent(plan.summary.hit),
-            shown(plan.summary.ttft_mean),
-            shown(plan.summary.ttft_p95),
-            shown(plan.summary.ttft_p99),
-        )
-        for plan in plans
-    ]
+    head = ("replicas", "of", "policy", "model", unit, "hit", "TTFT mean", "p95", "p99")
+    store_price = 0.0 if found is None else found.store_price
+    rows = [row for plan in plans for row in _rows(plan, store_price)]
     widths = [max(len(row[at]) for row in [head, *rows]) for at in range(len(head))]
     lines = [
         "  ".join(
-            cell.ljust(width) if at in {1, 2} else cell.rjust(width)
+            cell.ljust(width) if at in {1, 2, 3} else cell.rjust(width)
             for at, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in [head, *rows]
@@ -78,18 +70,76 @@ def table(
     return "\n".join([*lines, *told])
 
 
+def _rows(plan: Plan, store_price: float) -> Iterator[tuple[str, ...]]:
+    """What the simple model says of a plan, and below it what the detailed one does, where it was asked."""
+    built = f"{plan.hardware.count} x {plan.hardware.gpu}{' + store' if plan.has_store else ''}"
+    yield (str(plan.replicas), built, plan.policy, "simple", money(plan.price), *_figures(plan.summary))
+    if not plan.was_confirmed:
+        return
+    price = cost(plan, store_price)
+    if plan.confirmed is None or plan.confirmed_summary is None or price is None:
+        yield ("none", built, plan.policy, "detailed", *["-"] * 5)
+    else:
+        yield (str(plan.confirmed), built, plan.policy, "detailed", money(price), *_figures(plan.confirmed_summary))
+
+
+def _figures(summary: Summary) -> tuple[str, ...]:
+    times = (summary.ttft_mean, summary.ttft_p95, summary.ttft_p99)
+    return percent(summary.hit), *map(shown, times)
+
+
 def _told(plan: Plan, targets: Sequence[Target]) -> Iterator[str]:
     """What there is to say of the best of one side."""
     built = f"{counted(plan.replicas, 'replica')} of {plan.hardware.count} x {plan.hardware.gpu}"
     store = " and the store" if plan.has_store else ""
     hold = "hold" if plan.replicas > 1 or plan.has_store else "holds"
     yield f"{built}{store} with {plan.policy} {hold} {target_words(targets)}, by the simple model."
-    if plan.was_confirmed and plan.confirmed is None:
+    if not plan.was_confirmed:
+        yield f"That is not confirmed: {_DETAILED}, was not asked, and often asks for more; leave out --no-confirm."
+    elif plan.confirmed is None:
         yield plan.unconfirmed
-    elif plan.was_confirmed and plan.confirmed == plan.replicas:
-        yield "The detailed model agrees."
-    elif plan.was_confirmed:
-        yield f"The detailed model, which lets prompts and answers share steps, asks for {plan.confirmed}: plan with that."
+    elif plan.confirmed == plan.replicas:
+        yield f"The detailed model agrees: {_held(plan)}."
+    else:
+        yield f"{_DETAILED[0].upper()}{_DETAILED[1:]}, asks for {plan.confirmed} ({_held(plan)}): plan with that."
+    yield from _tried("simple", plan.replicas, plan.tried)
+    if plan.was_confirmed:
+        yield from _tried("detailed", plan.confirmed, plan.confirmed_tried)
+    yield f"To see that fleet: {plan.line}"
+
+
+_DETAILED: Final = "the detailed model, which lets prompts and answers share steps"
+
+
+def _held(plan: Plan) -> str:
+    """The figure that comes nearest to its target."""
+    (found,) = [each for each in plan.confirmed_tried if each.replicas == plan.confirmed]
+    return f"{found.figure} is {shown(found.seconds)} s there"
+
+
+def _tried(model: str, least: int | None, tried: Sequence[Tried]) -> Iterator[str]:
+    """What a search has seen of the figure that decides, and where more replicas were not quicker, as it takes them to be."""
+    if not tried:
+        return
+    told, figure = [], ""
+    for each in tried:
+        told.append(f"{'' if each.figure == figure else each.figure + ' '}{shown(each.seconds)} s with {each.replicas}")
+        figure = each.figure
+    yield f"Tried by the {model} model: {', '.join(told)}."
+    if least is not None:
+        fewer = [each.replicas for each in tried if each.replicas < least and each.distance <= 1]
+        more = [each.replicas for each in tried if each.replicas > least and each.distance > 1]
+        if fewer:
+            yield f"It holds with {' and '.join(map(str, fewer))}, too, though not with {least - 1}: there, chance decides."
+        if more:
+            yield f"It does not hold with {' and '.join(map(str, more))}: there, chance decides, so leave room."
+    slower = [
+        f"{after.replicas} are slower than {before.replicas}"
+        for before, after in pairwise(tried)
+        if math.inf > after.distance > before.distance / BRINGS
+    ]
+    if slower:
+        yield f"The search takes more replicas to be quicker, and they were not always: {', '.join(slower)}."
 
 
 def stopped_words(stopped: Stopped) -> str:

@@ -40,6 +40,21 @@ ROUNDING = 1e-9
 """Share by which a time that was added up may lie below one that was not."""
 
 
+class Tried(msgspec.Struct, frozen=True):
+    """One number of replicas that was played, for a plan.
+
+    Attributes:
+        replicas: how many.
+        figure, seconds: what was the furthest from its target, and how long it took.
+        distance: that, as a multiple of the target: 1 or less holds, and infinity never will.
+    """
+
+    replicas: int
+    figure: str
+    seconds: float
+    distance: float
+
+
 class Plan(msgspec.Struct, frozen=True):
     """One fleet that holds the targets.
 
@@ -54,6 +69,10 @@ class Plan(msgspec.Struct, frozen=True):
         was_confirmed: whether it was asked.
         confirmed_hit: the share of prompt tokens that were not computed there.
         unconfirmed: why it holds with no number of them that was tried, in a sentence.
+        confirmed_summary: the figures of that fleet by the detailed model.
+        tried: what was played by the simple model with this build and policy, by number of replicas.
+        confirmed_tried: and by the detailed model.
+        line: what plays the fleet again: by the detailed model where it was asked and holds, by the simple one otherwise.
     """
 
     hardware: Hardware
@@ -67,6 +86,10 @@ class Plan(msgspec.Struct, frozen=True):
     was_confirmed: bool = False
     confirmed_hit: float | None = None
     unconfirmed: str = ""
+    confirmed_summary: Summary | None = None
+    tried: tuple[Tried, ...] = ()
+    confirmed_tried: tuple[Tried, ...] = ()
+    line: str = ""
 
 
 class Stopped(msgspec.Struct, frozen=True):
@@ -125,14 +148,51 @@ class Planner:
             self._try_largest()
         for at in self._open():
             if not any(option[0] == at for option in search.found):
-                self._stop(at, f"up to {counted(self._at_most, 'replica')} do not hold the targets")
-        made = []
-        for option, replicas in search.found.items():
-            build, policy = self._options[option]
-            hardware, summary = build.hardware, self._seen[option, replicas]
-            price, devices = self._price(option[0], replicas), replicas * hardware.count
-            made.append(Plan(hardware, policy.written, replicas, devices, price, summary, build.has_store))
-        return sorted(made, key=lambda plan: (plan.price, plan.summary.ttft_p95, plan.policy))
+                self._stop(at, f"up to {counted(self._at_most, 'replica')} do not hold the targets{self._nearest(at)}")
+        options = sorted(search.found, key=lambda option: self._order(option, search.found[option]))
+        self._look_around(options)
+        return [self._plan(option, search.found[option]) for option in options]
+
+    def _plan(self, option: _Option, replicas: int) -> Plan:
+        build, policy = self._options[option]
+        hardware, summary = build.hardware, self._seen[option, replicas]
+        price, devices = self._price(option[0], replicas), replicas * hardware.count
+        seen = {each: of for (who, each), of in self._seen.items() if who == option}
+        return Plan(
+            hardware,
+            policy.written,
+            replicas,
+            devices,
+            price,
+            summary,
+            build.has_store,
+            tried=tried_of(self._targets, seen),
+        )
+
+    def _order(self, option: _Option, replicas: int) -> tuple[float, float, str]:
+        """The cheapest first."""
+        return self._price(option[0], replicas), self._seen[option, replicas].ttft_p95, self._options[option][1].written
+
+    def _look_around(self, options: Sequence[_Option]) -> None:
+        """Beside the cheapest of each side, one more and two fewer: the search has taken more replicas to be better."""
+        wanted = []
+        for side in (False, True):
+            first = next((option for option in options if self._builds[option[0]].has_store is side), None)
+            if first is not None:
+                least = self._search.found[first]
+                near = [each for each in (least - 2, least + 1) if 1 <= each <= self._at_most]
+                wanted += [(first, each) for each in near if (first, each) not in self._seen]
+        if wanted:
+            fleets = [(*self._options[option], replicas) for option, replicas in wanted]
+            self._seen.update(zip(wanted, self._play(fleets, 0), strict=True))
+
+    def _nearest(self, at: int) -> str:
+        """Of what was played with this build, how far the best was."""
+        seen = [(option, replicas, each) for (option, replicas), each in self._seen.items() if option[0] == at]
+        option, replicas, summary = min(seen, key=lambda each: distance(self._targets, each[2]))
+        figure = worst(self._targets, summary).figure
+        took, policy = shown(getattr(summary, figure)), self._options[option][1].written
+        return f": the nearest is {figure} of {took} s, with {counted(replicas, 'replica')} and {policy}"
 
     def _price(self, at: int, replicas: int) -> float:
         return replicas * self._units[at] + self._fixed[at]
@@ -201,6 +261,7 @@ class Planner:
         for at, (_, policy, replicas), summary in zip(
             places, fleets, self._play(fleets, self._search.left), strict=True
         ):
+            self._seen[(at, policy.written), replicas] = summary
             if not self._holds(summary):
                 figure = worst(self._targets, summary).figure
                 self._stop(
@@ -219,6 +280,15 @@ class Planner:
 
     def _holds(self, summary: Summary) -> bool:
         return all(target.is_held(summary) for target in self._targets)
+
+
+def tried_of(targets: Sequence[Target], seen: Mapping[int, Summary]) -> tuple[Tried, ...]:
+    """What was played, by number of replicas."""
+    made = []
+    for replicas, summary in sorted(seen.items()):
+        figure = worst(targets, summary).figure
+        made.append(Tried(replicas, figure, getattr(summary, figure), distance(targets, summary)))
+    return tuple(made)
 
 
 def most_hits(trace: Trace) -> Sequence[int]:

@@ -115,3 +115,24 @@ def reading_options(args: argparse.Namespace) -> ReadingOptions:
         pause=args.pause,
         strict=args.strict,
     )
+
+
+def reading_words(args: argparse.Namespace) -> list[str]:
+    """The same flags again, as words of a command line that reads the trace as this one did."""
+    told: list[str] = []
+    for flag, default in (
+        ("format", None),
+        ("trace_block_size", None),
+        ("time_unit", None),
+        ("ids", None),
+        ("tokenizer", None),
+        ("trace_rate", DEFAULTS.rate),
+        ("pause", DEFAULTS.pause),
+        ("first", None),
+        ("sessions", None),
+    ):
+        if (value := getattr(args, flag)) != default:
+            told += [f"--{flag.replace('_', '-')}", str(value)]
+    for each in args.column:
+        told += ["--column", each]
+    return [*told, "--strict"] if args.strict else told

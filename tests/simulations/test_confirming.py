@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.confirming import Confirmed, confirm
+from simulations.confirming import Confirmed, beside, confirm
 
 
 def needs(least: int) -> Callable[[int], float]:
@@ -57,3 +57,10 @@ def test_the_most_there_may_be_are_the_last() -> None:
 
 def test_what_never_will_is_tried_once() -> None:
     assert confirm(4, 9, lambda _: math.inf) == Confirmed(None, {4: math.inf})
+
+
+def test_beside_the_fewest_is_one_more_that_nobody_has_tried() -> None:
+    assert beside(confirm(10, 256, needs(11)), 256) == 12
+    assert beside(confirm(10, 256, needs(13)), 256) is None, "fourteen were tried before thirteen"
+    assert beside(confirm(10, 11, needs(11)), 11) is None, "there may be no more"
+    assert beside(confirm(4, 9, needs(30)), 9) is None, "none holds"

@@ -23,8 +23,10 @@ def plan(replicas: int, store_price: float | None = None, hit: float = 0.5, **mo
     return Plan(H100, "predicted_ttft", replicas, replicas, price, summary, store_price is not None, **more)
 
 
-def told(plans: list[Plan], store_price: float, tokens: int = 8000, gbits: float = 100) -> tuple[Moving, str]:
-    found = moving(plans, store_price, network(gbits), tokens)
+def told(
+    plans: list[Plan], store_price: float, tokens: int = 8000, gbits: float = 100, longest: int = 10**6
+) -> tuple[Moving, str]:
+    found = moving(plans, store_price, network(gbits), tokens, longest=longest)
     return found, " ".join(words(found, plans))
 
 
@@ -100,6 +102,19 @@ def test_where_attention_turns_it_that_is_said() -> None:
         f"with it moving is quicker from {found.attended.break_even_tokens:,} tokens on. So the store may be worth"
         in text
     )
+
+
+def test_a_length_beyond_all_prompts_is_none() -> None:
+    found, text = told([plan(5), plan(5, 1.0)], 1.0, tokens=8000, gbits=35.95, longest=9000)
+    assert found.verdict.break_even_tokens is not None
+    assert found.verdict.break_even_tokens > 9000
+    assert (
+        "moving is quicker for longer prompts alone: none of yours is that long (the longest has 9,000), and for this"
+        in text
+    )
+    assert f"{found.verdict.break_even_tokens:,} tokens" not in text
+    found, text = told([plan(5), plan(5, 1.0)], 1.0, tokens=8000, gbits=35.95)
+    assert f"moving is quicker from {found.verdict.break_even_tokens:,} tokens on" in text
 
 
 @pytest.mark.parametrize(

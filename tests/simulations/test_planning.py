@@ -190,3 +190,34 @@ def test_no_fleet_has_less_than_the_least_figures(policy: str, replicas: int) ->
 def test_a_closed_loop_has_an_order_of_its_own_so_nothing_is_known() -> None:
     trace = Chat(seconds=60.0, rate=1.0).generate(3)
     assert least_figures(trace, most_hits(trace), SimpleFleet(closed_loop=True, block_size=trace.block_size)) == {}
+
+
+def test_what_is_beside_the_fewest_is_played_as_more_replicas_may_be_slower() -> None:
+    class Uneven(Fleets):
+        def __call__(self, wanted: Sequence[Wanted], following: int) -> list[Summary]:
+            found = super().__call__(wanted, following)
+            return [
+                msgspec.structs.replace(each, ttft_p95={8: 1.2, 5: 0.9}.get(of[2], each.ttft_p95))
+                for of, each in zip(wanted, found, strict=True)
+            ]
+
+    made, _ = planner(Uneven(needs(quick=7, slow=99)))
+    best = made.plans()[0]
+    assert best.replicas == 9, "eight did not hold, by chance"
+    holds = {each.replicas: each.distance <= 1 for each in best.tried}
+    assert (holds[7], holds[8], holds[10]) == (True, False, True), "two fewer and one more are looked at, too"
+    assert holds[9]
+    made, _ = planner(fleets := Uneven(needs(quick=7, slow=99)), at_most=9)
+    assert made.plans()[0].replicas == 9
+    assert fleets.largest("quick") == 9, "no more may be had"
+
+
+def test_who_does_not_hold_with_all_there_may_be_is_told_with_the_best_of_them() -> None:
+    made, told = planner(Fleets(needs(quick=2, slow=9)), at_most=3)
+    made.plans()
+    assert [(stopped.hardware, stopped.why) for stopped in told] == [
+        (
+            SLOW,
+            "up to 3 replicas do not hold the targets: the nearest is ttft_p95 of 3.00 s, with 3 replicas and predicted_ttft",
+        )
+    ]

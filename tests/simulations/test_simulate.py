@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from balancer.cli import main
-from simulations import plan
+from simulations import plan_runs
 from simulations.results import Summary
 from simulations.simulate import QUESTIONS
 
@@ -237,14 +237,14 @@ def by_detailed(monkeypatch: pytest.MonkeyPatch, p95: Callable[[int], float], re
         made = Summary("p", 10, refused, 0.5, 0, 0, 0, p95(replicas), 0, 0, 0, 1.0, 0.5)
         return made, 1.0
 
-    monkeypatch.setattr(plan._Builder, "confirm", confirm)
+    monkeypatch.setattr(plan_runs.Runs, "confirm", confirm)
     return asked
 
 
 @pytest.mark.parametrize(
     ("p95", "refused", "told"),
     [
-        (lambda replicas: 0.080 * 23 / replicas, 0, "asks for 23: plan with that."),
+        (lambda replicas: 0.080 * 23 / replicas, 0, "asks for 23 (ttft_p95 is 0.080 s there): plan with that."),
         (
             lambda replicas: 0.080 * 99 / replicas,
             0,
@@ -275,6 +275,82 @@ def test_the_detailed_model_is_asked_until_it_is_known(
     assert "the one before took 1.00 s" in shown.err or refused
 
 
+def rows(shown: str) -> dict[str, list[str]]:
+    """Of a plan's table, the first row by each model."""
+    found: dict[str, list[str]] = {}
+    for line in shown.splitlines():
+        for model in ("simple", "detailed"):
+            if f" {model} " in line and "%" in line:
+                found.setdefault(model, line.split())
+    return found
+
+
+PLANNED: Final = ("--slo", "ttft_p95=80ms", "--model", "llama-3.1-8b", "--gpu", "h100", "--rate", "20", "--jobs", "1")
+
+
+def test_the_table_has_what_both_models_ask_for(
+    trace: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_detailed(monkeypatch, lambda replicas: 0.080 * 23 / replicas)
+    words = ("plan", trace, *PLANNED, "--price", "h100=2", "--policy", "predicted_ttft")
+    assert run(*words) == 0
+    both = rows(capsys.readouterr().out)
+    assert (both["simple"][0], both["detailed"][0]) == ("2", "23")
+    assert both["detailed"][-3:] == ["0", "0.080", "0"], "its 95th percentile"
+    assert both["detailed"][6] == "46", "and what so many cost"
+    assert run(*words, "--no-confirm") == 0
+    alone = capsys.readouterr().out
+    assert "detailed" not in rows(alone)
+    assert (
+        "That is not confirmed: the detailed model, which lets prompts and answers share steps, was not asked" in alone
+    )
+    by_detailed(monkeypatch, lambda replicas: 0.1)
+    assert run(*words) == 0
+    assert "none  1 x h100  predicted_ttft  detailed        -" in capsys.readouterr().out
+
+
+def test_where_more_replicas_are_slower_it_is_told(
+    trace: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = by_detailed(monkeypatch, lambda replicas: {2: 0.2, 3: 0.07, 4: 0.1}[replicas])
+    assert run("plan", trace, *PLANNED, "--policy", "predicted_ttft") == 0
+    told = capsys.readouterr().out
+    assert asked == [2, 3, 4], "one more than the fewest is looked at, too"
+    assert "Tried by the detailed model: ttft_p95 0.200 s with 2, 0.070 s with 3, 0.100 s with 4." in told
+    assert "It does not hold with 4: there, chance decides, so leave room." in told
+    assert "The search takes more replicas to be quicker, and they were not always: 4 are slower than 3." in told
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--rate", "3"),
+        ("--no-confirm", "--first", "150", "--seed", "7", "--gpus", "2", "--kv-bits", "8"),
+        ("--sessions", "0.5", "--store-price", "1", "--store-link", "25", "--store-latency-ms", "0.3"),
+        ("--no-confirm", "--store-price", "1", "--store-link", "ram-pcie5", "--weight-bits", "8"),
+    ],
+    ids=["detailed", "simple", "detailed with a store", "simple with a store"],
+)
+@pytest.mark.parametrize("has_pauses", [False, True], ids=["open", "closed"])
+def test_what_is_planned_is_what_simulate_says_of_that_fleet(
+    more: tuple[str, ...], has_pauses: bool, long_talks: str, paused_talks: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("plan", paused_talks if has_pauses else long_talks, *STORED, "--jobs", "1", *more)
+    assert run(*words, "--json", "-") == 0
+    plans = json.loads(capsys.readouterr().out)["plans"]
+    assert {each["has_store"] for each in plans} == ({False, True} if "--store-price" in more else {False})
+    for each in plans:
+        name, command, *line = shlex.split(each["line"])
+        assert (name, command, "--closed-loop" in line) == ("kvlb", "simulate", has_pauses)
+        (result,) = document(capsys, *line, "--no-bounds")["results"]
+        replicas, summary = each["replicas"], each["summary"]
+        if each["confirmed"] is not None:
+            replicas, summary = each["confirmed"], each["confirmed_summary"]
+        assert result["settings"]["model"] == ("detailed" if each["was_confirmed"] else "simple")
+        assert result["replicas"] == replicas
+        assert result["summary"] == summary
+
+
 def test_a_store_behind_engines_is_a_field_like_any_other(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = (trace, "--policy", "round_robin", "--replicas", "2", "--blocks", "200", "--no-bounds")
     stores = '{gbits=400,loads="never"},{gbits=400},{gbits=400,tokens=64}'
@@ -294,6 +370,21 @@ def long_talks(tmp_path: Path) -> str:
             line = {"timestamp": turn * 24000 + user * 240, "input_length": 512 * len(ids) - 100, "output_length": 5}
             lines.append(json.dumps({**line, "hash_ids": ids}))
     path = tmp_path / "long.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+@pytest.fixture
+def paused_talks(tmp_path: Path) -> str:
+    """The same in sessions, whose turns come a while after the answer."""
+    lines = []
+    for user in range(100):
+        for turn in range(3):
+            ids = [user * 100 + at for at in range(4 * turn + 4)]
+            told = {"session_id": f"s{user}", "input_length": 512 * len(ids) - 100, "output_length": 5, "hash_ids": ids}
+            when = {"delay": 9000} if turn else {"timestamp": user * 240}
+            lines.append(json.dumps({**told, **when}))
+    path = tmp_path / "paused.jsonl"
     path.write_text("\n".join(lines) + "\n")
     return str(path)
 

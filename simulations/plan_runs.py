@@ -1,0 +1,136 @@
+"""The runs of ``kvlb plan``: one trace on fleets of any hardware, with a shared store behind them or without.
+
+Knows what makes a fleet of hardware, and how far the runs are. Never knows flags, prices of devices or which fleet is wanted
+next (``simulations.planning``).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from balancer.economics.links import Link
+from balancer.words import counted
+from simulations.confirming import beside, confirm
+from simulations.detailed_fleet import DetailedFleet
+from simulations.grid import Case, run_all
+from simulations.hardware.estimate import Hardware
+from simulations.named_policies import NamedPolicy, parse
+from simulations.plan_table import unconfirmed
+from simulations.planning import Build, Plan, Wanted, least_figures, most_hits, tried_of
+from simulations.progress import say, tell
+from simulations.report.figures import duration
+from simulations.results import Run, Summary, summarise
+from simulations.scenario import Kind, fleet_of, with_hardware
+from simulations.simple import SimpleFleet
+from simulations.store import gbits_of
+from simulations.targets import Target, distance
+from simulations.traces.trace import Trace
+
+
+class PlannedStore(msgspec.Struct, frozen=True):
+    """A store that may be had: its price of an hour, and each replica's way to it."""
+
+    price: float
+    link: Link
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of a fleet's store."""
+        return {"gbits": gbits_of(self.link), "latency": self.link.fixed}
+
+
+def _silent(done: int, of: int, seconds: float) -> None:
+    pass
+
+
+class Runs:
+    """Plays one trace, and tells how far it is; mutable."""
+
+    def __init__(self, trace: Trace, rate: float, seed: int, jobs: int | None, store: PlannedStore | None) -> None:
+        self._trace = trace
+        self._store = store
+        self._rate = rate
+        self._seed = seed
+        self._jobs = jobs
+        self._hits: Sequence[int] | None = None
+        self._played = 0
+        self._seconds = 0.0
+
+    def search(self, wanted: Sequence[Wanted], following: int) -> list[Summary]:
+        """The figures of these fleets, by the simple model; about ``following`` more are to come."""
+
+        def told(done: int, of: int, seconds: float) -> None:
+            tell(self._played + done, self._played + of + following, self._seconds + seconds, "fleets")
+
+        began = time.monotonic()
+        found = self._play("simple", wanted, told)
+        self._played += len(wanted)
+        self._seconds += time.monotonic() - began
+        return found
+
+    def confirm(self, build: Build, policy: NamedPolicy, replicas: int) -> tuple[Summary, float]:
+        """The figures of this fleet by the detailed model, and how many seconds it took to play it."""
+        began = time.monotonic()
+        (summary,) = self._play("detailed", [(build, policy, replicas)])
+        return summary, time.monotonic() - began
+
+    def least(self, hardware: Hardware) -> dict[str, float]:
+        """What no number of these replicas stays below."""
+        fleet = self._fleet("simple", Build(hardware), 1)
+        assert isinstance(fleet, SimpleFleet), "it is asked for one"
+        if self._hits is None:
+            self._hits = most_hits(self._trace)
+        return least_figures(self._trace, self._hits, fleet)
+
+    def _play(
+        self, model: Kind, wanted: Sequence[Wanted], told: Callable[[int, int, float], None] = _silent
+    ) -> list[Summary]:
+        cases = [Case(policy, self._fleet(model, build, replicas), self._seed) for build, policy, replicas in wanted]
+        return run_all(self._trace, cases, jobs=self._jobs, told=told, keep=_summary)
+
+    def _fleet(self, model: Kind, build: Build, replicas: int) -> SimpleFleet | DetailedFleet:
+        fields: dict[str, Any] = {"replicas": replicas, "rate": self._rate, "closed_loop": self._trace.has_pauses}
+        if model == "simple":
+            fields["block_size"] = self._trace.block_size
+        if build.has_store:
+            assert self._store is not None, "nobody plans with one otherwise"
+            fields["store"] = self._store.fields
+        return fleet_of(model, with_hardware(model, build.hardware, fields))
+
+
+def confirmed(runs: Runs, plan: Plan, targets: Sequence[Target], at_most: int) -> Plan:
+    """The plan with what the detailed model says of it: how many replicas it asks for, and what it was asked."""
+    (policy,) = parse(plan.policy)
+    build = Build(plan.hardware, plan.has_store)
+    took, store = "", " with the store" if plan.has_store else ""
+    seen: dict[int, Summary] = {}
+
+    def far(replicas: int) -> float:
+        nonlocal took
+        say(f"the detailed model plays {counted(replicas, 'replica')}{store}{took} ...")
+        seen[replicas], seconds = runs.confirm(build, policy, replicas)
+        took = f"; the one before took {duration(seconds)}"
+        return distance(targets, seen[replicas])
+
+    found = confirm(plan.replicas, at_most, far)
+    if (more := beside(found, at_most)) is not None:
+        far(more)
+    tried = tried_of(targets, seen)
+    if found.least is None:
+        why = unconfirmed(found, seen, targets)
+        return msgspec.structs.replace(plan, was_confirmed=True, unconfirmed=why, confirmed_tried=tried)
+    summary = seen[found.least]
+    return msgspec.structs.replace(
+        plan,
+        confirmed=found.least,
+        was_confirmed=True,
+        confirmed_hit=summary.hit,
+        confirmed_summary=summary,
+        confirmed_tried=tried,
+    )
+
+
+def _summary(case: Case, run: Run) -> Summary:
+    return summarise(run)
