@@ -10,17 +10,17 @@ import msgspec
 from simulations.latency import LatencyModel
 from simulations.store import Delay, Rate, StoreSettings, Weight
 
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+Moment = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Restart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A replica's engine dies at ``at`` seconds, with all that it does and holds, and is back ``down`` seconds later."""
 
-    at: NotNegative
+    at: Moment
     replica: Annotated[int, msgspec.Meta(ge=0)]
-    down: NotNegative = 60.0
+    down: Moment = 60.0
 
 
 class Disaggregation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rate: Positive = 1.0
     load: Positive | None = None
     closed_loop: bool = False
-    event_lag: NotNegative = 0.001
+    event_lag: Delay = 0.001
     event_loss: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     gateways: Count = 1
     restarts: tuple[Restart, ...] = ()

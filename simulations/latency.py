@@ -31,7 +31,7 @@ class Workload(msgspec.Struct, frozen=True):
         return not self.prefill_tokens and not self.decode_requests
 
 
-class LatencyModel(msgspec.Struct, frozen=True):
+class LatencyModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds for one step.
 
     The defaults are arithmetic, not measurements: a dense model of 8 billion parameters in 16 bits (32 layers, 4096 wide,

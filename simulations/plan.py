@@ -30,7 +30,7 @@ from simulations.replaying import line
 from simulations.scenario import Kind, number_of
 from simulations.store import LEAST_GBITS, MOST_GBITS, MOST_SECONDS, gbits_of
 from simulations.targets import parse_target
-from simulations.traces.options import add_reading_options, reading_options, scaled
+from simulations.traces.options import add_reading_options, reading_options, scaled, scaled_words
 from simulations.traces.reading import open_trace
 from simulations.traces.trace import Trace
 
@@ -100,7 +100,9 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"{name}: must be a number above 0, got {value}")
     trace, reading = open_trace(args.trace, reading_options(args))
     print(reading.text(), file=sys.stderr)
-    trace = scaled(trace, args, args.seed)
+    read, trace = len(trace), scaled(trace, args, args.seed)
+    if words := scaled_words(args, read, len(trace)):
+        print(words, file=sys.stderr)
     runs = Runs(trace, rate, args.seed, args.jobs, store)
     sides = (False,) if store is None else (False, True)
     planner = Planner(

@@ -14,6 +14,7 @@ from balancer.economics.links import Link
 from balancer.words import counted
 from simulations.confirming import beside, confirm
 from simulations.detailed_fleet import DetailedFleet
+from simulations.fleet_tables import fields_of
 from simulations.grid import Case, run_all
 from simulations.hardware.estimate import Hardware
 from simulations.named_policies import NamedPolicy, parse
@@ -24,7 +25,6 @@ from simulations.report.figures import duration
 from simulations.results import Run, Summary, summarise
 from simulations.scenario import Kind, fleet_of, with_hardware
 from simulations.simple import SimpleFleet
-from simulations.store import gbits_of
 from simulations.targets import Target, distance
 from simulations.traces.trace import Trace
 
@@ -38,7 +38,7 @@ class PlannedStore(msgspec.Struct, frozen=True):
     @property
     def fields(self) -> dict[str, Any]:
         """Of a fleet's store."""
-        return {"gbits": gbits_of(self.link), "latency": self.link.fixed}
+        return fields_of(self.link)
 
 
 def _silent(done: int, of: int, seconds: float) -> None:

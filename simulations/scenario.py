@@ -4,23 +4,23 @@ Knows the file's fields and how they become cases. Never knows traces or results
 field and the remedy, before anything is played.
 """
 
-import difflib
 import itertools
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from balancer.errors import ConfigError
-from simulations.detailed_fleet import DetailedFleet, Disaggregation
+from simulations.detailed_fleet import DetailedFleet
+from simulations.fleet_errors import said
+from simulations.fleet_tables import NONE, TABLES, remedy, spelled
 from simulations.grid import Case
 from simulations.hardware.estimate import Hardware, estimate
 from simulations.named_policies import NamedPolicy, parse, value_of
 from simulations.simple import SimpleFleet
-from simulations.store import StoreSettings
 
 CACHE: Final = "cache"
 """Stands for ``blocks`` in tokens, in fleets and sweeps: what people know of a cache."""
@@ -33,12 +33,6 @@ _NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
 
 Kind = Literal["simple", "detailed"]
 FLEETS: Final[dict[str, type[SimpleFleet] | type[DetailedFleet]]] = {"simple": SimpleFleet, "detailed": DetailedFleet}
-
-TABLES: Final[dict[str, type[msgspec.Struct]]] = {"store": StoreSettings, "disaggregation": Disaggregation}
-"""Fields of a fleet that have fields of their own."""
-
-NONE: Final = "none"
-"""Stands for a fleet without one of these, so that it can be swept beside those that have one."""
 
 _BARE_NONE: Final = re.compile(r"(?:^|(?<=,))\s*none\s*(?=,|$)")
 
@@ -86,11 +80,11 @@ def load(path: str) -> Scenario:
     known = Scenario.__struct_fields__
     for field in data:
         if field not in known:
-            raise ConfigError(f"{path}: {field}: there is no such field; {_remedy(field, known)}")
+            raise ConfigError(f"{path}: {field}: there is no such field; {remedy(field, known)}")
     try:
         made = msgspec.convert(data, Scenario)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_said(error)}") from error
+        raise ConfigError(f"{path}: {said(error, data)}") from error
     trace = made.trace
     if trace is not None and trace != "-":
         made = msgspec.structs.replace(made, trace=str(Path(path).parent / trace))
@@ -119,9 +113,9 @@ def with_hardware(model: Kind, hardware: Hardware | None, fleet: Mapping[str, An
     """The fleet with the speed and the cache of this hardware, and the weight of a token there, where it says none of its own.
 
     Raises:
-        ConfigError: there is no such hardware.
+        ConfigError: there is no such hardware, or a table of the fleet is wrong.
     """
-    made = dict(fleet)
+    made = spelled(fleet)
     if hardware is None:
         return made
     found = estimate(hardware)
@@ -150,8 +144,8 @@ def fleet_of(model: Kind, fields: Mapping[str, Any]) -> SimpleFleet | DetailedFl
     for field in given:
         if field not in known and field != CACHE:
             others = [name for name, other in FLEETS.items() if name != model and field in other.__struct_fields__]
-            remedy = f"the {others[0]} model has it" if others else _remedy(field, (*known, CACHE))
-            raise ConfigError(f"fleet.{field}: a fleet of the {model} model has no such field; {remedy}")
+            instead = f"the {others[0]} model has it" if others else remedy(field, (*known, CACHE))
+            raise ConfigError(f"fleet.{field}: a fleet of the {model} model has no such field; {instead}")
     if CACHE in given:
         if "blocks" in given:
             raise ConfigError(f"fleet.{CACHE}: give either {CACHE} (in tokens) or blocks, not both")
@@ -162,17 +156,14 @@ def fleet_of(model: Kind, fields: Mapping[str, Any]) -> SimpleFleet | DetailedFl
         if not isinstance(tokens, int | float) or tokens < size:
             raise ConfigError(f"fleet.{CACHE}: must be a number of tokens, one block ({size}) at least, got {tokens}")
         given["blocks"] = int(tokens // size)
-    given = {field: value for field, value in given.items() if field not in TABLES or value != NONE}
-    for field in TABLES.keys() & given.keys():
-        _check_table(field, given[field])
     given = {
         field: {key: number_of(each) for key, each in value.items()} if isinstance(value, dict) else number_of(value)
-        for field, value in given.items()
+        for field, value in spelled(given).items()
     }
     try:
         return msgspec.convert(given, kind)
     except (msgspec.ValidationError, ValueError) as error:
-        raise ConfigError(f"fleet.{_said(error)}") from error
+        raise ConfigError(f"fleet.{said(error, given)}") from error
 
 
 def sweep_of(text: str, flag: str = "--sweep") -> tuple[str, list[Any]]:
@@ -218,33 +209,3 @@ def _combined(fleet: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]) -> l
 
 def _unique(policies: Sequence[NamedPolicy]) -> list[NamedPolicy]:
     return list({policy.written: policy for policy in policies}.values())
-
-
-def _check_table(field: str, value: Any) -> None:
-    """Raises ConfigError where a table is none, or has a field that there is not, or a word that it does not know."""
-    kind = TABLES[field]
-    known = get_type_hints(kind)
-    if not isinstance(value, Mapping):
-        raise ConfigError(
-            f"fleet.{field}: must be {NONE} or a table of {', '.join(known)}, words in quotes, as in "
-            f"'{field}={{gbits=25}}'; got {value!r}"
-        )
-    for key, each in value.items():
-        if key not in known:
-            raise ConfigError(f"fleet.{field}.{key}: there is no such field; {_remedy(key, tuple(known))}")
-        if get_origin(known[key]) is Literal and each not in (words := get_args(known[key])):
-            raise ConfigError(f"fleet.{field}.{key}: must be one of {', '.join(words)}, got {each!r}")
-
-
-def _said(error: Exception) -> str:
-    """The field first, and then what it must be."""
-    message, at, place = str(error).partition(" - at `$")
-    if not at:
-        return message
-    field = place.rstrip("`").lstrip(".")
-    return f"{field}: {message}" if field else message
-
-
-def _remedy(field: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(field, known, 1)
-    return f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"

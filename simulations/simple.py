@@ -36,7 +36,7 @@ from simulations.segment_cache import SegmentCache
 from simulations.store import Store, StoreSettings
 from simulations.traces.trace import NO_SESSION, Trace
 
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 MODEL = "m"
@@ -67,8 +67,8 @@ class SimpleFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     blocks: Count = 8192
     block_size: Count = 512
     prefill_tps: Positive = 10_000.0
-    decode_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.02
-    decode_slowdown: Annotated[float, msgspec.Meta(ge=0)] = 0.01
+    decode_seconds: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 0.02
+    decode_slowdown: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 0.01
     rate: Positive = 1.0
     load: Positive | None = None
     closed_loop: bool = False

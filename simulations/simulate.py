@@ -35,7 +35,7 @@ from simulations.report.result import Result, result_of
 from simulations.report.table import table
 from simulations.results import Run
 from simulations.scenario import CACHE, DEFAULT_POLICIES, Scenario, cases, load, number_of, sweep_of
-from simulations.traces.options import add_reading_options, reading_options, scaled
+from simulations.traces.options import add_reading_options, reading_options, scaled, scaled_words
 from simulations.traces.reading import open_trace
 from simulations.traces.trace import Trace
 
@@ -57,6 +57,13 @@ QUESTIONS: Final = {
         "kvlb simulate trace.jsonl --simple --cache 4M --prefill-tps 10000 --sweep replicas=4,8,16 --ttft-p95 2"
     ),
     "how much cache?": "kvlb simulate trace.jsonl --simple --replicas 8 --prefill-tps 10000 --sweep cache=4M,1M,16M",
+    "is a shared store worth it?": (
+        "kvlb simulate trace.jsonl --simple --replicas 8 --cache 4M --prefill-tps 10000 --sweep store=none,25gbe,100gbe"
+    ),
+    "is it worth it to part prefill and decode?": (
+        "kvlb simulate trace.jsonl --model llama-3.1-8b --gpu h100 --replicas 8 "
+        "--sweep 'disaggregation=none,{prefill=2},{prefill=4}' --policy predicted_ttft"
+    ),
 }
 """What most people come for, and the line that answers it."""
 
@@ -64,7 +71,7 @@ QUESTIONS: Final = {
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     lines = [f"  {question}\n    {line}" for question, line in QUESTIONS.items()]
-    parser.epilog = "\n".join(["three questions, and what answers each (the findings, below the table):", *lines])
+    parser.epilog = "\n".join(["questions, and what answers each (the findings, below the table):", *lines])
     parser.add_argument("trace", nargs="?", help="the trace's file; - is standard input")
     parser.add_argument(
         "--generate",
@@ -89,9 +96,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument(
         "--closed-loop", action="store_true", help="turns wait for the answer before them, where the trace has pauses"
     )
-    fleet.add_argument("--fleet", action="append", default=[], metavar="KEY=VALUE", help="any other field of the fleet")
     fleet.add_argument(
-        "--sweep", action="append", default=[], metavar="KEY=V,V", help="play each of these values; may be repeated"
+        "--fleet",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any other field of the fleet (docs/simulate.md): a shared store as in 'store=25gbe' or "
+        "'store={link=\"25gbe\",tokens=4G}', prefill and decode apart as in 'disaggregation={prefill=2,link=\"100gbe\"}'",
+    )
+    fleet.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="KEY=V,V",
+        help="play each of these values, as in replicas=4,8 or store=none,25gbe; may be repeated",
     )
     chance = parser.add_argument_group("runs")
     chance.add_argument("--seed", type=int, metavar="N", help="of all chance (default 1)")
@@ -165,7 +183,10 @@ def _trace(scenario: Scenario, args: argparse.Namespace) -> Trace:
             "  the fleet is an assumption: give --replicas and --cache, or --model and --gpu, of your own",
             file=sys.stderr,
         )
-    return scaled(trace, args, scenario.seed)
+    played = scaled(trace, args, scenario.seed)
+    if not args.quiet and (words := scaled_words(args, len(trace), len(played))):
+        print(words, file=sys.stderr)
+    return played
 
 
 def scenario_of(args: argparse.Namespace) -> Scenario:

@@ -79,6 +79,12 @@ class Cell(msgspec.Struct, frozen=True):
         return len(self.results)
 
     @property
+    def is_certain(self) -> bool:
+        """Whether several seeds brought the same: no chance was in what was played."""
+        first, *others = self.results
+        return bool(others) and all(msgspec.structs.replace(each, seed=first.seed) == first for each in others)
+
+    @property
     def in_flight(self) -> float:
         return self.misses[1]
 

@@ -83,6 +83,8 @@ def sureness(some: Sequence[Cell]) -> str:
     seeds = min(cell.seeds for cell in some)
     if seeds < 2:
         return "One seed, so nothing is known of chance; times less than 3 % apart are taken for equal."
+    if all(cell.is_certain for cell in some):
+        return f"{seeds} seeds brought the same: none of it was left to chance. The trace is one, and another day is another."
     return f"{seeds} seeds; ± is the 95 % interval of the mean. The trace is one, and another day is another."
 
 

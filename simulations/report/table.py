@@ -102,7 +102,7 @@ def _fleet_block(every: Sequence[Cell], fleet: Fleet, bounds: BoundFacts | None,
     head = _fleet_words(every, fleet)
     seeds = max(cell.seeds for cell in some)
     if seeds > 1:
-        head += f", means over {seeds} seeds"
+        head += _seed_words(some, seeds)
     ordered = ranked(some)
     has_answers = any(cell.tpot_mean is not None for cell in every)
     columns = [column for column in COLUMNS if has_answers or not column.of_answers]
@@ -133,6 +133,15 @@ def _fleet_words(every: Sequence[Cell], fleet: Fleet) -> str:
     if varied:
         words += " (" + ", ".join(map(_safe, varied)) + ")"
     return words
+
+
+def _seed_words(some: Sequence[Cell], seeds: int) -> str:
+    """Of how many runs the figures are means, and of which that says nothing."""
+    certain = [cell.policy for cell in some if cell.is_certain]
+    if len(certain) == len(some):
+        return f", the same with each of {seeds} seeds: none of it was left to chance"
+    told = f", means over {seeds} seeds"
+    return f"{told} ({', '.join(map(_safe, certain))}: the same with each)" if certain else told
 
 
 def _spaced(value: object) -> object:

@@ -7,6 +7,7 @@ import argparse
 from random import Random
 
 from balancer.errors import ConfigError
+from balancer.words import counted
 from simulations.traces.formats.base import FIELDS, ReadingOptions, formats
 from simulations.traces.scaling import first, sessions_times
 from simulations.traces.times import UNITS
@@ -115,6 +116,14 @@ def reading_options(args: argparse.Namespace) -> ReadingOptions:
         pause=args.pause,
         strict=args.strict,
     )
+
+
+def scaled_words(args: argparse.Namespace, before: int, after: int) -> str:
+    """How many requests of a trace are played, and why not as many as it has; empty where it is as many."""
+    if before == after:
+        return ""
+    flags = [f"--{flag} {value:g}" for flag in ("first", "sessions") if (value := getattr(args, flag)) is not None]
+    return f"  of these, {counted(after, 'request')} {'is' if after == 1 else 'are'} played ({', '.join(flags)})"
 
 
 def reading_words(args: argparse.Namespace) -> list[str]:

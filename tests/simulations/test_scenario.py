@@ -7,9 +7,21 @@ from typing import Any
 
 import pytest
 
+from balancer.economics.links import LINKS
 from balancer.errors import ConfigError
 from simulations.detailed_fleet import DetailedFleet, Disaggregation, Restart
-from simulations.scenario import DEFAULT_POLICIES, Kind, Scenario, cases, fleet_of, load, number_of, sweep_of
+from simulations.hardware.estimate import Hardware
+from simulations.scenario import (
+    DEFAULT_POLICIES,
+    Kind,
+    Scenario,
+    cases,
+    fleet_of,
+    load,
+    number_of,
+    sweep_of,
+    with_hardware,
+)
 from simulations.simple import SimpleFleet
 from simulations.store import StoreSettings
 
@@ -109,11 +121,11 @@ fleet.disaggregation = { prefill = 3, gbits = 25 }
 @pytest.mark.parametrize(
     ("store", "said"),
     [
-        ({"gbits": math.inf}, r"^fleet\.store\.gbits: .* <= 1000000"),
-        ({"gbits": 1e-7}, r"^fleet\.store\.gbits: .* >= 1e-06"),
-        ({"gbits": 1e300}, r"^fleet\.store\.gbits: .* <= 1000000"),
-        ({"latency": math.inf}, r"^fleet\.store\.latency: .* <= 86400"),
-        ({"token_bytes": math.inf}, r"^fleet\.store\.token_bytes: .* <= 1000000000"),
+        ({"gbits": math.inf}, r"^fleet\.store\.gbits: must be a number of at most 1,000,000, got inf$"),
+        ({"gbits": 1e-7}, r"^fleet\.store\.gbits: must be a number of at least 1e-06, got 1e-07$"),
+        ({"gbits": 1e300}, r"^fleet\.store\.gbits: must be a number of at most 1,000,000, got 1e\+300$"),
+        ({"latency": math.inf}, r"^fleet\.store\.latency: must be a number of at most 86,400, got inf$"),
+        ({"token_bytes": math.inf}, r"^fleet\.store\.token_bytes: must be a number of at most 1,000,000,000, got inf$"),
         ({"gbit": 25}, r"^fleet\.store\.gbit: there is no such field; did you mean gbits\?$"),
         ({"loads": "some"}, r"^fleet\.store\.loads: must be one of mixed, always, never, got 'some'$"),
         ("{loads=never}", r"^fleet\.store: must be none or a table of gbits, .* words in quotes"),
@@ -127,7 +139,9 @@ def test_what_no_store_can_be_is_said_with_its_field(model: Kind, store: object,
 
 @pytest.mark.parametrize("field", ["gbits", "latency", "token_bytes", "answer_weight"])
 def test_no_way_to_those_that_answer_is_without_end(field: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^fleet\.disaggregation\.{field}: .* <= "):
+    with pytest.raises(
+        ConfigError, match=rf"^fleet\.disaggregation\.{field}: must be a number of at most [0-9,]+, got inf$"
+    ):
         fleet_of("detailed", {"disaggregation": {"prefill": 1, field: math.inf}})
 
 
@@ -204,11 +218,11 @@ def test_a_sweep_that_is_none_is_told_how_to_write_one(text: str) -> None:
             "zzz: there is no such field; there are: trace, model, policies, ",
         ),
         ("model = 'quick'", "model: Invalid enum value 'quick'"),
-        ("seeds = 0", "seeds: Expected `int` >= 1"),
-        ("seeds = 1001", "seeds: Expected `int` <= 1000"),
-        ("ttft_p95 = 0.0", "ttft_p95: Expected `float` > 0.0"),
-        ("policies = 'random'", "policies: Expected `array`, got `str`"),
-        ("sweep = 3", "sweep: Expected `object`, got `int`"),
+        ("seeds = 0", "seeds: must be a whole number of at least 1, got 0"),
+        ("seeds = 1001", "seeds: must be a whole number of at most 1,000, got 1001"),
+        ("ttft_p95 = 0.0", "ttft_p95: must be a number above 0, got 0.0"),
+        ("policies = 'random'", "policies: must be a list; got 'random'"),
+        ("sweep = 3", "sweep: must be a table; got 3"),
         ("model = ", "this is no TOML: "),
         ("\udcff", "this is no TOML: "),
     ],
@@ -236,14 +250,51 @@ def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
         ("simple", {"cache": "511"}, "fleet.cache: must be a number of tokens, one block (512) at least, got 511"),
         ("detailed", {"cache": "lots"}, "fleet.cache: must be a number of tokens, one block (16) at least, got lots"),
         ("simple", {"cache": "4M", "block_size": "x"}, "fleet.block_size: must be a number of tokens, got 'x'"),
-        ("simple", {"replicas": "many"}, "fleet.replicas: Expected `int`, got `str`"),
-        ("simple", {"replicas": 0}, "fleet.replicas: Expected `int` >= 1"),
-        ("simple", {"load": float("nan")}, "fleet.load: Expected `float` > 0.0"),
-        ("detailed", {"event_loss": 1.5}, "fleet.event_loss: Expected `float` <= 1.0"),
-        ("detailed", {"speeds": [1, 0]}, "fleet.speeds[1]: Expected `float` > 0.0"),
+        ("simple", {"replicas": "many"}, "fleet.replicas: must be a whole number, got 'many'"),
+        ("simple", {"replicas": 0}, "fleet.replicas: must be a whole number of at least 1, got 0"),
+        ("simple", {"load": float("nan")}, "fleet.load: must be a number above 0, got nan"),
+        ("detailed", {"event_loss": 1.5}, "fleet.event_loss: must be a number of at most 1, got 1.5"),
+        ("detailed", {"speeds": [1, 0]}, "fleet.speeds[1]: must be a number above 0, got 0"),
         ("detailed", {"latency": {"token": -1}}, "fleet.latency: token must be a number of seconds, 0 or more, got -1.0"),
+        ("detailed", {"restarts": [{"at": math.inf, "replica": 1}]}, "fleet.restarts[0].at: must be a number of at most"),
+        ("detailed", {"restarts": [{"at": 1, "replica": 1, "down": math.inf}]}, "fleet.restarts[0].down: must be a number of"),
+        (
+            "detailed",
+            {"restarts": [{"at": math.nan, "replica": 1}]},
+            "fleet.restarts[0].at: must be a number of at least 0, got nan",
+        ),
+        ("detailed", {"restarts": [{"replica": 1}]}, "fleet.restarts[0]: at is missing: write it as in 'restarts=[{at=600,"),
+        (
+            "detailed",
+            {"restarts": 5},
+            "fleet.restarts: must be a list: write it as in 'restarts=[{at=600,replica=3,down=60}]'; got 5",
+        ),
+        ("detailed", {"restarts": [5]}, "fleet.restarts[0]: must be a table: write it as in 'restarts=[{at="),
+        ("detailed", {"speeds": 2}, "fleet.speeds: must be a list: write it as in 'speeds=[1,1,0.5]'; got 2"),
+        ("detailed", {"latency": {"tokens": 1}}, "fleet.latency: there is no field tokens: write it as in 'latency={"),
+        ("detailed", {"event_lag": math.inf}, "fleet.event_lag: must be a number of at most 86,400, got inf"),
+        ("detailed", {"rate": math.inf}, "fleet.rate: must be a number of at most 1,000,000,000,000, got inf"),
+        ("detailed", {"closed_loop": 3}, "fleet.closed_loop: must be true or false, got 3"),
+        (
+            "detailed",
+            {"disaggregation": {"gbits": 25}},
+            "fleet.disaggregation: prefill is missing: write it as in 'disaggregation={prefill=2,link=",
+        ),
+        ("simple", {"store": {"gbits": math.nan}}, "fleet.store.gbits: must be a number of at least 1e-06, got nan"),
+        ("simple", {"store": {"link": "25gb"}}, "fleet.store.link: there is no link '25gb'; did you mean 25gbe?"),
+        ("simple", {"store": "fast"}, "fleet.store.link: there is no link 'fast'; there are: 10gbe"),
+        ("simple", {"store": {"link": 0}}, "fleet.store.link: 0 is not a rate"),
+        (
+            "simple",
+            {"store": {"link": "25gbe", "gbits": 1}},
+            "fleet.store: give either link (its name, or a network's rate) or gbits",
+        ),
         ("detailed", {"restarts": [{"at": 1, "replica": 8}]}, "fleet.restarts: there is no replica 8 among 8"),
-        ("detailed", {"restarts": [{"at": 1, "replica": 1, "dow": 2}]}, "fleet.restarts[0]: Object contains unknown"),
+        (
+            "detailed",
+            {"restarts": [{"at": 1, "replica": 1, "dow": 2}]},
+            "fleet.restarts[0]: there is no field dow: write it as in 'restarts=[{at=600,",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_fleet_is_one_error_with_the_field(
@@ -268,3 +319,23 @@ def test_what_is_wrong_with_a_fleet_is_one_error_with_the_field(
 def test_what_cannot_be_played_is_said_before_anything_is(scenario: Scenario, message: str) -> None:
     with pytest.raises(ConfigError, match="^" + re.escape(message)):
         cases(scenario)
+
+
+def test_a_link_has_the_same_name_in_a_store_a_split_and_a_plan() -> None:
+    def store(value: Any) -> StoreSettings | None:
+        fleet = fleet_of("simple", {"store": value})
+        assert isinstance(fleet, SimpleFleet)
+        return fleet.store
+
+    named = store({"link": "25gbe", "loads": "always"})
+    assert named == StoreSettings(gbits=22.5, latency=0.001, loads="always")
+    assert store("25gbe") == store({"link": 25}) == store({"link": "25"}) == StoreSettings(gbits=22.5, latency=0.001)
+    assert store({"link": "ram-pcie5"}) == StoreSettings(gbits=LINKS["ram-pcie5"].bandwidth * 8e-9, latency=0.0)
+    assert store({"link": "25gbe", "latency": 0.5}) == StoreSettings(gbits=22.5, latency=0.5), "its own is told"
+    split = fleet_of("detailed", {"disaggregation": {"prefill": 2, "link": "100gbe"}})
+    assert isinstance(split, DetailedFleet)
+    assert split.disaggregation == Disaggregation(2, gbits=90.0, latency=0.001)
+    _, values = sweep_of("store=none,25gbe")
+    assert [store(each) for each in values] == [None, StoreSettings(gbits=22.5, latency=0.001)]
+    with_weight = with_hardware("simple", Hardware("llama-3.1-8b", "h100"), {"store": "25gbe"})
+    assert with_weight["store"] == {"token_bytes": 131072, "gbits": 22.5, "latency": 0.001}

@@ -158,8 +158,8 @@ def test_finished_runs_are_found_again(trace: str, tmp_path: Path, capsys: pytes
         ("TRACE --policy predicted_ttft(price", "a bracket is not closed"),
         ("TRACE --simple --fleet speed=3", "fleet.speed: a fleet of the simple model has no such field"),
         ("TRACE --simple --fleet event_lag=1", "the detailed model has it"),
-        ("TRACE --simple --replicas 0", "fleet.replicas: Expected `int` >= 1"),
-        ("TRACE --simple --replicas many", "fleet.replicas: Expected `int`, got `str`"),
+        ("TRACE --simple --replicas 0", "fleet.replicas: must be a whole number of at least 1, got 0"),
+        ("TRACE --simple --replicas many", "fleet.replicas: must be a whole number, got 'many'"),
         ("TRACE --simple --cache 1M --blocks 3", "give either cache (in tokens) or blocks"),
         ("TRACE --simple --sweep replicas", "write a field of the fleet"),
         ("TRACE --simple --fleet replicas=1,2", "--fleet replicas=1,2: give one value"),
@@ -184,7 +184,13 @@ def test_what_is_wrong_is_one_line_that_names_it(
 
 @pytest.mark.parametrize(
     ("question", "topic"),
-    [("do I need cache-aware routing?", "routing"), ("how many replicas?", "replicas"), ("how much cache?", "cache")],
+    [
+        ("do I need cache-aware routing?", "routing"),
+        ("how many replicas?", "replicas"),
+        ("how much cache?", "cache"),
+        ("is a shared store worth it?", "store"),
+        ("is it worth it to part prefill and decode?", "disaggregation"),
+    ],
 )
 def test_the_lines_of_the_help_answer_their_questions(
     question: str, topic: str, trace: str, capsys: pytest.CaptureFixture[str]
@@ -204,7 +210,9 @@ def test_the_help_has_the_lines_as_they_are(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         run("simulate", "--help")
     told = capsys.readouterr().out.splitlines()
-    assert len(QUESTIONS) == 3
+    assert len(QUESTIONS) == 5
+    assert any("store={link=" in line for line in told)
+    assert any("disaggregation={prefill=2" in line for line in told)
     assert all(f"    {line}" in told for line in QUESTIONS.values())
 
 
@@ -493,3 +501,35 @@ def test_a_trace_is_cut_and_scaled_by_whole_conversations(trace: str, capsys: py
     for flag, value, told in (("--first", "0", "--first: must be"), ("--sessions", "-1", "--sessions: times")):
         assert run("simulate", *words, flag, value, "--quiet") == 2
         assert told in capsys.readouterr().err
+
+
+def test_how_many_requests_are_played_is_told_where_it_is_not_all(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (trace, "--simple", "--policy", "random", "--no-bounds")
+    for flags, told in (
+        (("--first", "5"), "\n  of these, 5 requests are played (--first 5)\n"),
+        (("--first", "1"), "\n  of these, 1 request is played (--first 1)\n"),
+        (("--sessions", "2"), "\n  of these, 48 requests are played (--sessions 2)\n"),
+        (("--first", "12", "--sessions", "0.5"), " are played (--first 12, --sessions 0.5)\n"),
+    ):
+        assert run("simulate", *words, *flags) == 0
+        assert told in capsys.readouterr().err
+    assert run("simulate", *words, "--first", "100") == 0
+    assert "of these" not in capsys.readouterr().err
+    assert run("plan", trace, *PLANNED, "--policy", "predicted_ttft", "--no-confirm", "--first", "5") == 0
+    assert "\n  of these, 5 requests are played (--first 5)\n" in capsys.readouterr().err
+
+
+def test_seeds_that_bring_the_same_are_not_called_means(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("simulate", trace, "--simple", "--replicas", "2", "--seeds", "2", "--quiet", "--no-bounds", "--policy")
+    assert run(*words, "round_robin") == 0
+    told = capsys.readouterr().out
+    assert "the same with each of 2 seeds: none of it was left to chance" in " ".join(told.split())
+    assert "means over" not in told
+    assert run(*words, "round_robin,random") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "means over 2 seeds (round_robin: the same with each)" in told
+    assert run(*words, "random") == 0
+    assert "means over 2 seeds:" not in (told := capsys.readouterr().out)
+    assert "means over 2 seeds" in told

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from simulations.report.document import Document, document
@@ -106,3 +107,13 @@ def test_a_fleet_that_serves_nobody_is_not_what_policies_are_compared_on() -> No
     assert found("tokens", of=made).verdict != "Nothing"
     assert found("routing", of=made).verdict == "Yes"
     assert "With 1 replica nobody was served." in found("replicas", of=made).because
+
+
+def test_seeds_that_bring_the_same_are_no_interval() -> None:
+    some = [
+        msgspec.structs.replace(result(name, ttft=ttft), seed=seed)
+        for name, ttft in (("cache_aware", 1.0), ("round_robin", 3.0))
+        for seed in (1, 2)
+    ]
+    assert any("2 seeds brought the same: none of it was left to chance." in each for each in routing(*some).because)
+    assert not any("±" in each for each in routing(*some).because)
