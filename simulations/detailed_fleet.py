@@ -61,7 +61,7 @@ class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         gateways: routers that share the fleet and know nothing of each other; requests come to each in turn.
         restarts: what dies when.
         store: a shared store, from which replicas load what they do not hold (``simulations.shared_store``).
-        disaggregation: prefill and decode replicas (``simulations.disaggregated``); without a store.
+        disaggregation: prefill and decode replicas (``simulations.disaggregated``).
         knows_speeds: the routers know from the start how fast the replicas are; without it they learn it, as in production.
     """
 
@@ -93,8 +93,11 @@ class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     f"disaggregation.prefill: must leave one of {self.replicas} replicas to answer at least, "
                     f"got {self.disaggregation.prefill}"
                 )
-            if self.store is not None:
-                raise ValueError("disaggregation: is not played with a store yet; leave either out")
+            if self.store is not None and self.store.token_bytes != self.disaggregation.token_bytes:
+                raise ValueError(
+                    "disaggregation.token_bytes: a token weighs as much there as in the store "
+                    f"({self.store.token_bytes:g}), got {self.disaggregation.token_bytes:g}"
+                )
         for restart in self.restarts:
             if restart.replica >= self.replicas:
                 raise ValueError(

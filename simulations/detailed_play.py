@@ -13,6 +13,8 @@ from typing import Final
 
 from balancer.core import Candidate, Decision, Outcome, RouteRequest, Truth
 from balancer.disaggregation.roles import PREFILL_SESSION, Part, Role
+from balancer.economics.economy import Economy
+from balancer.economics.settings import ModelSettings
 from balancer.errors import RequestError
 from balancer.fleet import Status
 from balancer.policies.base import Policy
@@ -33,7 +35,7 @@ from simulations.missing import known_tokens, reasons
 from simulations.played import MODEL, Held, PlayedReplica, Sent
 from simulations.results import REFUSED, Run
 from simulations.sequences import KeyPrompt
-from simulations.shared_store import NAME, SharedStore, known_store, most_loaded
+from simulations.shared_store import NAME, SharedStore, known_store, most_loaded, store_links
 from simulations.store import Reader
 from simulations.traces.trace import NO_SESSION, Trace
 
@@ -216,10 +218,11 @@ class Play(Course):
             self._tick_at(now + TICK_SECONDS)
         self._push(now + seconds, self._stepped, replica, replica.life, step)
         for name, tokens in step.loads.items():
-            self._push(replica.reader.load(now, self._load_seconds(tokens)), self._loaded, replica, replica.life, name)
+            seconds = self._load_seconds(replica, name, tokens)
+            self._push(replica.reader.load(now, seconds), self._loaded, replica, replica.life, name)
 
-    def _load_seconds(self, tokens: int) -> float:
-        """What it takes a replica to load so many."""
+    def _load_seconds(self, replica: PlayedReplica, name: str, tokens: int) -> float:
+        """What it takes the replica to load so many for what its engine calls so."""
         assert self._store is not None, "it is what engines load from"
         return self._store.seconds(tokens)
 
@@ -334,8 +337,10 @@ class Play(Course):
         settings = self._settings.store
         if self._store is None or settings is None:
             return Router(policy, name)
-        store, economy = known_store(settings, MODEL)
-        return Router(policy, name, stores=[store], economy=economy)
+        economy = Economy(
+            models=[ModelSettings(name=MODEL, bytes_per_token=settings.token_bytes)], stores=store_links(settings)
+        )
+        return Router(policy, name, stores=[known_store()], economy=economy)
 
     def _introduce(self, replica: PlayedReplica) -> None:
         """The gateways learn of the replica, and that its keys are what they compute."""

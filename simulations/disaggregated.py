@@ -25,6 +25,7 @@ from simulations.detailed_play import Play
 from simulations.engine_values import EngineRequest
 from simulations.played import MODEL, Held, PlayedReplica, Sent
 from simulations.sequences import KeyPrompt
+from simulations.shared_store import known_store, most_loaded, store_links
 
 EVERY: Final = Threshold(0)
 """Splits every prompt."""
@@ -78,7 +79,8 @@ class SplitPlay(Play):
         """The first leg."""
         prompt = self._prompts[held.request]
         replica, key_prompt = self._replica(prompt.decision), self._key_prompt(held.request)
-        wanted = EngineRequest(prompt.name, key_prompt, 1, keeps_blocks=True)
+        most = most_loaded(prompt.decision.hint)
+        wanted = EngineRequest(prompt.name, key_prompt, 1, keeps_blocks=True, max_load_tokens=most)
         if not self._add(now, replica, wanted, held.request):
             self._begin_anew(now, held.request, prompt=Outcome.UNREACHABLE, whole=Outcome.CANCELLED)
 
@@ -154,8 +156,11 @@ class SplitPlay(Play):
 
     # Engines
 
-    def _load_seconds(self, tokens: int) -> float:
-        return self._link.seconds(tokens * self._split.token_bytes)
+    def _load_seconds(self, replica: PlayedReplica, name: str, tokens: int) -> float:
+        prompt = self._prompts.get(replica.sent[name])
+        if self._role(replica) is Role.DECODE and prompt is not None and prompt.is_kept:  # else it is from the store
+            return self._link.seconds(tokens * self._split.token_bytes)
+        return super()._load_seconds(replica, name, tokens)
 
     def _loaded(self, now: float, replica: PlayedReplica, life: int, name: str) -> None:
         request = replica.sent.get(name) if replica.life == life else None
@@ -191,12 +196,15 @@ class SplitPlay(Play):
 
     def _gateway(self, policy: Policy, name: str) -> Router:
         split = self._split
+        store = None if self._store is None else self._settings.store
         economy = Economy(
             models=[ModelSettings(name=MODEL, bytes_per_token=split.token_bytes)],
+            stores={} if store is None else store_links(store),
             transfer=Link(split.gbits * 1e9 / 8, split.latency),
         )
         worth = EVERY if split.splits == "always" else Quicker(EVERY)
-        return Router(policy, name, economy=economy, worth=worth, answer_weight=split.answer_weight)
+        stores = () if store is None else (known_store(),)
+        return Router(policy, name, stores=stores, economy=economy, worth=worth, answer_weight=split.answer_weight)
 
     def _role(self, replica: PlayedReplica) -> Role:
         return Role.PREFILL if replica.number < self._split.prefill else Role.DECODE

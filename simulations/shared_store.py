@@ -9,10 +9,8 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from balancer.economics.economy import Economy
 from balancer.economics.hints import LENGTH_FIELD, TIERS_FIELD
 from balancer.economics.links import Link
-from balancer.economics.settings import ModelSettings
 from balancer.economics.shape import CacheShape
 from balancer.store_settings import StoreSettings as KnownSettings
 from balancer.stores import Store as KnownStore
@@ -73,13 +71,14 @@ class SharedStore:
         return self.link.seconds(self._shape.size(tokens))
 
 
-def known_store(settings: StoreSettings, model: str) -> tuple[KnownStore, Economy]:
-    """The store as a router knows it, and what it costs to load this model's prompts from there."""
-    economy = Economy(
-        models=[ModelSettings(name=model, bytes_per_token=settings.token_bytes)],
-        stores={NAME: Link(settings.gbits * 1e9 / 8, settings.latency)},
-    )
-    return KnownStore(KnownSettings(name=NAME), Traits()), economy
+def known_store() -> KnownStore:
+    """The store as a router knows it."""
+    return KnownStore(KnownSettings(name=NAME), Traits())
+
+
+def store_links(settings: StoreSettings) -> dict[str, Link]:
+    """The way from there, as a router's economy knows it."""
+    return {NAME: Link(settings.gbits * 1e9 / 8, settings.latency)}
 
 
 def most_loaded(hint: Mapping[str, Any]) -> int | None:

@@ -1,5 +1,6 @@
 """``simulations/disaggregated.py``: prompts computed on one replica and answered by another, and what that must cost."""
 
+import re
 from collections import Counter
 from itertools import pairwise
 from typing import Any, Final, Literal
@@ -28,6 +29,16 @@ from tests.support.traces import SIZE, trace_of
 
 RATES: Final = LatencyModel.from_rates(prefill_tokens_per_second=1000, decode_seconds_per_token=0.001)
 FLEET: Final = DetailedFleet(replicas=2, blocks=200, block_size=SIZE, latency=RATES, knows_speeds=True, event_lag=0.0)
+
+
+STORES: Final = st.sampled_from(
+    [
+        None,
+        StoreSettings(8e-5, 0.0, token_bytes=1),
+        StoreSettings(8e-6, 0.01, token_bytes=1, loads="always"),
+        StoreSettings(8e-3, 0.0, token_bytes=1, loads="always", tokens=200),
+    ]
+)
 
 
 def apart(
@@ -76,6 +87,47 @@ def test_what_another_prefill_replica_held_was_elsewhere() -> None:
     run = played(trace, changed(replicas=3, blocks=25, disaggregation=apart(1e-5, prefill=2)), "round_robin")
     assert list(run.hits) == [0, 0, 4, 4]
     assert (run.misses.elsewhere, run.misses.evicted) == (4 + 36, 0)
+
+
+def stored(seconds_a_token: float, loads: Literal["mixed", "always"] = "always") -> StoreSettings:
+    return StoreSettings(8e-9 / seconds_a_token, 0.0, token_bytes=1, loads=loads)
+
+
+def test_who_computes_prompts_loads_from_a_store_what_another_one_has_computed() -> None:
+    """Round robin: the second prompt comes to the other one, which loads its 40 tokens, and computes the two that are new."""
+    trace = trace_of((0.0, 42, 1, list(range(11))), (10.0, 42, 1, [*range(10), 99]))
+    fleet = changed(replicas=3, disaggregation=apart(0.0005, prefill=2), store=stored(0.0001))
+    run = played(trace, fleet, "round_robin")
+    assert list(run.hits) == [0, 40]
+    assert run.busy[:2] == pytest.approx([0.042, 0.002])
+    assert run.ttfts[1] == pytest.approx(40 * 0.0001 + 0.002 + 2 * 0.0005 + 0.001), "who answers holds the 40, too"
+    assert run.loading == pytest.approx([0.0, 40 * 0.0001, 44 * 0.0005])
+    without = played(trace, msgspec.structs.replace(fleet, store=None), "round_robin")
+    assert (list(without.hits), without.misses.elsewhere) == ([0, 0], 40)
+
+
+def test_who_answers_loads_a_whole_prompt_from_the_store_where_that_is_quicker_than_two_legs() -> None:
+    """The first one is computed where it is answered, as nobody answers there yet; the other replica finds it in the store."""
+    trace = trace_of((0.0, 42, 1, list(range(11))), (10.0, 42, 1, [*range(10), 99]))
+    fleet = changed(replicas=3, disaggregation=apart(10.0, splits="quicker"), store=stored(0.0001, "mixed"))
+    run = played(trace, fleet, "round_robin")
+    assert list(run.chosen) == [1, 2]
+    assert list(run.hits) == [0, 40]
+    assert run.busy[0] == 0.0
+    assert run.loading == pytest.approx([0.0, 0.0, 40 * 0.0001])
+
+
+def test_what_a_preempted_answer_loads_anew_comes_from_the_store() -> None:
+    """Two answers that do not fit side by side: whoever is put back has let its prompt go there, and finds it in the store."""
+    trace = trace_of((0.0, 33, 40, list(range(9))), (0.001, 33, 40, list(range(100, 109))))
+    fleet = changed(blocks=24, disaggregation=apart(0.0005), store=stored(0.002))
+    run = played(trace, fleet)
+    assert list(run.outputs) == [40, 40]
+    moved = 2 * 33 * 0.0005
+    assert run.loading[1] > moved
+    again = (run.loading[1] - moved) / 0.002
+    assert again == pytest.approx(round(again)), "tokens of the store's rate"
+    assert round(again) % SIZE == 0, "whole blocks"
 
 
 def ticked(monkeypatch: pytest.MonkeyPatch) -> Counter[Router]:
@@ -249,6 +301,7 @@ def test_where_nobody_computes_prompts_any_more_who_answers_does(monkeypatch: py
     policy=st.sampled_from(["predicted_ttft", "round_robin", "session_sticky"]),
     blocks=st.sampled_from([40, 200]),
     closed=st.booleans(),
+    store=STORES,
 )
 def test_nobody_is_lost_for_ever_whoever_dies(
     restarts: list[Restart],
@@ -260,6 +313,7 @@ def test_nobody_is_lost_for_ever_whoever_dies(
     policy: str,
     blocks: int,
     closed: bool,
+    store: StoreSettings | None,
 ) -> None:
     trace = talks(12, gap=0.4)
     fleet = changed(
@@ -270,6 +324,7 @@ def test_nobody_is_lost_for_ever_whoever_dies(
         closed_loop=closed,
         restarts=tuple(restarts),
         disaggregation=apart(seconds, prefill, splits),
+        store=store,
     )
     with pytest.MonkeyPatch.context() as patched:
         routers = ticked(patched)
@@ -297,6 +352,7 @@ def test_nobody_is_lost_for_ever_whoever_dies(
     policy=st.sampled_from(["predicted_ttft", "round_robin", "session_sticky", "cache_aware"]),
     blocks=st.sampled_from([40, 60, 200]),
     is_async=st.booleans(),
+    store=STORES,
 )
 def test_everybody_is_served_and_all_of_it_repeats(
     prefill: int,
@@ -308,6 +364,7 @@ def test_everybody_is_served_and_all_of_it_repeats(
     policy: str,
     blocks: int,
     is_async: bool,
+    store: StoreSettings | None,
 ) -> None:
     trace = talks(15, gap=0.4)
     fleet = changed(
@@ -318,6 +375,7 @@ def test_everybody_is_served_and_all_of_it_repeats(
         event_lag=lag,
         async_scheduling=is_async,
         disaggregation=apart(seconds, prefill, splits),
+        store=store,
     )
     run = played(trace, fleet, policy)
     assert summarise(run).refused == 0
@@ -340,10 +398,10 @@ def test_everybody_is_served_and_all_of_it_repeats(
         ),
         (
             {"disaggregation": apart(1), "store": StoreSettings()},
-            "disaggregation: is not played with a store yet; leave either out",
+            "disaggregation.token_bytes: a token weighs as much there as in the store (131072), got 1",
         ),
     ],
 )
 def test_what_cannot_be_played_is_told(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         DetailedFleet(replicas=2, **changes)
