@@ -93,6 +93,8 @@ class Play(Course):
         self._gateways = [self._gateway(policy(), name) for _ in range(fleet.gateways)]
         for replica in self._replicas:
             self._introduce(replica)
+        if fleet.store is not None:
+            self._share_links(fleet.store.hub())
         self._open: dict[int, Sent] = {}
         self._held: dict[tuple[int, int], Held] = {}  # by gateway and lease
         self._due = [-math.inf] * fleet.gateways
@@ -111,6 +113,8 @@ class Play(Course):
         self._play(self._arrive)
         busy = [replica.busy_seconds for replica in self._replicas]
         loading = [replica.loading_seconds + replica.reader.loading_seconds for replica in self._replicas]
+        for (number, _), seconds in ({} if self._hub is None else self._hub.loading_seconds).items():
+            loading[number] += seconds
         return self._run_of(name, seed, {"model": "detailed", **told(self._settings)}, busy, loading)
 
     # Requests
@@ -218,13 +222,17 @@ class Play(Course):
             self._tick_at(now + TICK_SECONDS)
         self._push(now + seconds, self._stepped, replica, replica.life, step)
         for name, tokens in step.loads.items():
-            seconds = self._load_seconds(replica, name, tokens)
-            self._push(replica.reader.load(now, seconds), self._loaded, replica, replica.life, name)
+            self._load(now, replica, name, tokens)
 
-    def _load_seconds(self, replica: PlayedReplica, name: str, tokens: int) -> float:
-        """What it takes the replica to load so many for what its engine calls so."""
+    def _load(self, now: float, replica: PlayedReplica, name: str, tokens: int) -> None:
+        """The replica begins to load so many, as soon as it can, for what its engine calls so."""
         assert self._store is not None, "it is what engines load from"
-        return self._store.seconds(tokens)
+        if self._hub is None:
+            done = replica.reader.load(now, self._store.seconds(tokens))
+            self._push(done, self._loaded, replica, replica.life, name)
+        else:
+            way = replica.number, replica.life
+            self._load_shared(now, way, self._store.size(tokens), self._loaded, replica, replica.life, name)
 
     def _loaded(self, now: float, replica: PlayedReplica, life: int, name: str) -> None:
         if replica.engine is not None and replica.life == life:
@@ -242,8 +250,7 @@ class Play(Course):
             request = replica.sent[name]
             self._began(now, replica, request, cached)
             if self._store is not None:
-                full = self._trace.inputs[request] // self._settings.block_size
-                stored += self._store.put(self._keys.of(request)[:full])
+                stored += self._keep(now, replica, request)
         for name in result.finished:
             self._ended(now, replica, replica.sent.pop(name))
         if result.events or stored:
@@ -275,6 +282,27 @@ class Play(Course):
 
     # Events
 
+    def _keep(self, now: float, replica: PlayedReplica, request: int) -> list[KVEvent]:
+        """The store gets a prompt that was computed: at once, or when it is written; what that changes now."""
+        store, settings, size = self._store, self._settings.store, self._settings.block_size
+        assert store is not None, "it is asked for by that"
+        assert settings is not None, "or there was no store"
+        keys = self._keys.of(request)[: self._trace.inputs[request] // size]
+        if settings.write_gbits is None:
+            return store.put(keys)
+        if new := store.lacks(keys):
+            done = replica.writer.load(now, settings.write_seconds(new * size))
+            self._push(done, self._written, replica, replica.life, keys)
+            return []
+        return store.put(keys)
+
+    def _written(self, now: float, replica: PlayedReplica, life: int, keys: Sequence[int]) -> None:
+        if replica.life != life:  # who died while it wrote has written nothing that is whole
+            return
+        assert self._store is not None, "it is written there"
+        if told := self._store.put(keys):
+            self._publish(now, replica, [], told)
+
     def _publish(self, now: float, replica: PlayedReplica, events: list[KVEvent], stored: list[KVEvent]) -> None:
         settings = self._settings
         for event in events:
@@ -301,7 +329,11 @@ class Play(Course):
         lost = list(replica.sent.values())
         replica.engine, replica.step, replica.life = None, None, replica.life + 1
         replica.loading_seconds += replica.reader.loading_seconds
-        replica.reader = Reader()
+        replica.reader, replica.writer = Reader(), Reader()
+        if self._hub is not None:
+            self._look_at_hub(now)
+            self._hub.drop((replica.number, replica.life - 1))
+            self._look_at_hub(now)
         replica.sent.clear()
         self._tell_lost(replica)
         for request in lost:

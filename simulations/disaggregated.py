@@ -156,11 +156,13 @@ class SplitPlay(Play):
 
     # Engines
 
-    def _load_seconds(self, replica: PlayedReplica, name: str, tokens: int) -> float:
+    def _load(self, now: float, replica: PlayedReplica, name: str, tokens: int) -> None:
         prompt = self._prompts.get(replica.sent[name])
-        if self._role(replica) is Role.DECODE and prompt is not None and prompt.is_kept:  # else it is from the store
-            return self._link.seconds(tokens * self._split.token_bytes)
-        return super()._load_seconds(replica, name, tokens)
+        if self._role(replica) is Role.DECODE and prompt is not None and prompt.is_kept:
+            done = replica.reader.load(now, self._link.seconds(tokens * self._split.token_bytes))
+            self._push(done, self._loaded, replica, replica.life, name)
+        else:
+            super()._load(now, replica, name, tokens)
 
     def _loaded(self, now: float, replica: PlayedReplica, life: int, name: str) -> None:
         request = replica.sent.get(name) if replica.life == life else None

@@ -39,7 +39,19 @@ class Taken(msgspec.Struct, frozen=True):
 class Lane:
     """One replica: the cache, and who is computed."""
 
-    __slots__ = ("answers", "busy", "busy_seconds", "cache", "due", "live", "loaded", "number", "queue", "reader")
+    __slots__ = (
+        "answers",
+        "busy",
+        "busy_seconds",
+        "cache",
+        "due",
+        "live",
+        "loaded",
+        "number",
+        "queue",
+        "reader",
+        "writer",
+    )
 
     def __init__(self, number: int, cache: SegmentCache, live: LiveReplica) -> None:
         self.number = number
@@ -48,6 +60,7 @@ class Lane:
         self.queue: deque[tuple[int, int]] = deque()  # (request, lease)
         self.loaded: deque[Taken] = deque()  # who has all that is loaded, and can be computed
         self.reader = Reader()
+        self.writer = Reader()  # the other direction of its link
         self.due = -math.inf  # when it is looked at again, for those that are held
         self.busy = False
         self.answers = 0

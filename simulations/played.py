@@ -59,6 +59,7 @@ class PlayedReplica:
         "reader",
         "sent",
         "step",
+        "writer",
     )
 
     def __init__(self, number: int, name: ReplicaId, engine: Engine, speed: float, latency: LatencyModel) -> None:
@@ -71,6 +72,7 @@ class PlayedReplica:
         self.busy_seconds = 0.0
         self.loading_seconds = 0.0  # of lives before this one
         self.reader = Reader()
+        self.writer = Reader()  # the other direction of its link
         self._latency = latency
         self._speed = speed
 

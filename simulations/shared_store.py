@@ -47,6 +47,10 @@ class SharedStore:
                 return at - first
         return last - first
 
+    def lacks(self, keys: Sequence[int]) -> int:
+        """How many of these blocks do not lie there."""
+        return sum([key not in self._held for key in keys])
+
     def put(self, keys: Sequence[int]) -> list[KVEvent]:
         """A prompt with these full blocks was computed, or found; what that changes, as the store's publisher would tell it."""
         held, room = self._held, self._room
@@ -65,6 +69,10 @@ class SharedStore:
         if len(never) < len(new):
             told.append(_stored([key for key in new if key not in never], self._size))
         return told
+
+    def size(self, tokens: int) -> float:
+        """Bytes of so many."""
+        return self._shape.size(tokens)
 
     def seconds(self, tokens: int) -> float:
         """What it takes one replica to load so many."""

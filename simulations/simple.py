@@ -126,12 +126,16 @@ class _Play(Course):
         self._lanes = self._build()
         self._live = [lane.live for lane in self._lanes]
         self._holdings = Holdings(paths.lengths, [lane.cache.held for lane in self._lanes])
+        self._writes = fleet.store is not None and fleet.store.write_gbits is not None
+        self._stored = bytearray(len(paths.lengths)) if self._writes else self._holdings.computed  # by segment
         self._store = (
             None
             if fleet.store is None
-            else Store(fleet.store, fleet.block_size, fleet.prefill_tps, paths.lengths, self._holdings.computed)
+            else Store(fleet.store, fleet.block_size, fleet.prefill_tps, paths.lengths, self._stored)
         )
         self._until: dict[int, int] = {}  # lease -> tokens up to which it loads
+        if fleet.store is not None:
+            self._share_links(fleet.store.hub())
 
     def _build(self) -> list[Lane]:
         settings, lengths = self._settings, self._paths.lengths
@@ -155,6 +159,8 @@ class _Play(Course):
         settings |= {} if store is None else {"store": msgspec.json.encode(store).decode()}
         busy = [lane.busy_seconds for lane in self._lanes]
         loading = [lane.reader.loading_seconds for lane in self._lanes]
+        if self._hub is not None:
+            loading = [self._hub.loading_seconds.get((lane.number, 0), 0.0) for lane in self._lanes]
         return self._run_of(name, seed, {"model": "simple", **settings}, busy, loading)
 
     # What happens
@@ -282,8 +288,11 @@ class _Play(Course):
                 self._compute(now, lane, taken)
                 return
             assert self._store is not None, "it was planned"
-            done = lane.reader.load(now, self._store.seconds(until - taken.there))
-            self._push(done, self._has_loaded, lane, msgspec.structs.replace(taken, there=until))
+            tokens, loaded = until - taken.there, msgspec.structs.replace(taken, there=until)
+            if self._hub is None:
+                self._push(lane.reader.load(now, self._store.seconds(tokens)), self._has_loaded, lane, loaded)
+            else:
+                self._load_shared(now, (lane.number, 0), self._store.size(tokens), self._has_loaded, lane, loaded)
 
     def _take(self, lane: Lane) -> Taken | None:
         """The first one in the lane, if the blocks fit."""
@@ -323,6 +332,8 @@ class _Play(Course):
         for number in range(len(self._lanes)) if self._settings.pooled else (lane.number,):
             self._holdings.keep(number, new)
         self._holdings.end(lane.number, path)
+        if self._writes:
+            self._write(now, lane, request)
         self._holdings.expect_no_more(lease, lane.number, path)
         self._fleet.started(lease, now)
         lane.busy = False
@@ -331,6 +342,20 @@ class _Play(Course):
         seconds = self._trace.outputs[request] * settings.decode_seconds * (1 + settings.decode_slowdown * lane.answers)
         self._push(now + seconds, self._ended, lane, request, lease, taken - blocks)
         self._dispatch(now, lane)
+
+    def _write(self, now: float, lane: Lane, request: int) -> None:
+        """What was computed goes to the store, as far as it is not there."""
+        store, stored, lengths = self._settings.store, self._stored, self._paths.lengths
+        assert store is not None, "it is written there"
+        path = self._paths.paths[request]
+        blocks = self._paths.own[request] + sum([lengths[segment] for segment in path if not stored[segment]])
+        if blocks:
+            seconds = store.write_seconds(blocks * self._settings.block_size)
+            self._push(lane.writer.load(now, seconds), self._written, path)
+
+    def _written(self, _: float, path: Sequence[int]) -> None:
+        for segment in path:
+            self._stored[segment] = 1
 
     def _ended(self, now: float, lane: Lane, request: int, lease: int, others: int) -> None:
         lane.answers -= 1

@@ -1,7 +1,7 @@
 """A shared store behind the replicas of the simple model: all that anybody has computed lies there, a link away.
 
 Knows segments that somebody has computed, one link a replica, and what engines can be told of loads. Never knows lanes or
-policies. The store forgets nothing, and takes what is computed at once and for nothing: what it costs to read is the question.
+policies. The store forgets nothing, and takes what is computed at once and for nothing unless ``write_gbits`` says otherwise.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from balancer.economics.links import Link
 from balancer.economics.mix import Control, Mix, Source, cheapest, load_weight
 from balancer.economics.prefill import Prefill
 from balancer.economics.shape import CacheShape
+from simulations.hub import Hub
 
 LEAST_GBITS: Final = 1e-6
 MOST_GBITS: Final = 1e6
@@ -33,6 +34,9 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         token_bytes: of a token in a cache.
         loads: ``mixed``: as far as that is cheapest; ``always``: all that is there; ``never``: nothing.
         tokens: that there is room for, in the detailed model; what was used the longest time ago goes. None: without end.
+        total_gbits: that all replicas together read at once, divided evenly among those that do. None: without end.
+        write_gbits: that one replica writes: what it has computed goes there one prompt after the other, and is there when all
+            of it is. None: it is there at once, at no cost.
     """
 
     gbits: Rate = 100.0
@@ -40,6 +44,22 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token_bytes: Weight = 131_072.0
     loads: Literal["mixed", "always", "never"] = "mixed"
     tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    total_gbits: Rate | None = None
+    write_gbits: Rate | None = None
+
+    def size(self, tokens: int) -> float:
+        """Bytes."""
+        return tokens * self.token_bytes
+
+    def write_seconds(self, tokens: int) -> float:
+        """What it takes one replica to write so many; nothing where that costs nothing."""
+        if self.write_gbits is None:
+            return 0.0
+        return Link(self.write_gbits * 1e9 / 8, self.latency).seconds(self.size(tokens))
+
+    def hub(self) -> Hub | None:
+        """What divides the loads of all replicas, where they share anything."""
+        return None if self.total_gbits is None else Hub(self.gbits * 1e9 / 8, self.total_gbits * 1e9 / 8, self.latency)
 
 
 def gbits_of(link: Link) -> float:
@@ -85,6 +105,10 @@ class Store:
         link = msgspec.structs.replace(self.link, setup=wait)
         source = Source("store", link, depth * self._size, self._size, weight=weight)
         return cheapest(tokens, cached, [source], self._prefill, self._shape, self._control)
+
+    def size(self, tokens: int) -> float:
+        """Bytes of so many tokens."""
+        return self._shape.size(tokens)
 
     def seconds(self, tokens: int) -> float:
         """What it takes to load so many tokens."""

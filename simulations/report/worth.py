@@ -33,7 +33,7 @@ PARTS: Final = (
         "Is a shared store worth it?",
         "a store",
         "gbits",
-        "What it costs is not in it, nor what it takes to write there: kvlb plan --store-price weighs its price.",
+        "Its price is not in it (kvlb plan --store-price weighs it), and what it takes to write there only with write_gbits.",
     ),
     Part(
         "disaggregation",

@@ -382,3 +382,120 @@ def test_who_comes_meanwhile_has_each_second_told(monkeypatch: pytest.MonkeyPatc
     assert [each for each in told if 50_000 <= each < 50_004] == [50_001, 50_002, 50_003], (
         "though it has to wait for room"
     )
+
+
+# Links that are shared, and what writing costs
+
+
+def half(shop: StoreSettings) -> StoreSettings:
+    """The same, of which all together read no more than one can."""
+    return msgspec.structs.replace(shop, total_gbits=shop.gbits)
+
+
+THRICE: Final = trace_of((0.0, 17, 1, [1, 2, 3, 4, 5]), (10.0, 17, 1, [1, 2, 3, 4, 6]), (10.0, 17, 1, [1, 2, 3, 4, 7]))
+"""Round robin over three: the second and the third load 16 tokens at once."""
+
+
+@pytest.mark.parametrize("model", ["simple", "detailed"])
+def test_two_that_load_at_once_take_twice_as_long_where_they_share(model: str) -> None:
+    alone, shared = store(0.0001, latency=0.003), half(store(0.0001, latency=0.003))
+    for shop, seconds in ((alone, 0.0016), (shared, 0.0032)):
+        if model == "detailed":
+            run = played(THRICE, changed(replicas=3, store=shop))
+        else:
+            fleet = SimpleFleet(replicas=3, blocks=60, block_size=SIZE, prefill_tps=1000.0, store=shop)
+            (named,) = parse("round_robin")
+            run = play(THRICE, Paths(THRICE, SIZE), fleet, named.make(), "round_robin", derived_sessions(THRICE))
+        assert list(run.hits) == [0, 16, 16]
+        assert list(run.ttfts)[1:] == pytest.approx([0.003 + seconds + 0.001] * 2)
+        assert run.loading == pytest.approx([0.0, 0.003 + seconds, 0.003 + seconds])
+
+
+@pytest.mark.parametrize("model", ["simple", "detailed"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_store_that_gives_all_that_all_links_carry_is_as_none_that_is_shared(model: str, seed: int) -> None:
+    trace, plain = talks(gap=0.3), store(0.0002, latency=0.002)
+    enough = msgspec.structs.replace(plain, total_gbits=2.001 * plain.gbits)
+    found = []
+    for each in (plain, enough):
+        if model == "detailed":
+            found.append(played(trace, changed(store=each), "round_robin", seed))
+        else:
+            fleet = SimpleFleet(replicas=2, blocks=60, block_size=SIZE, prefill_tps=1000.0, store=each)
+            (named,) = parse("round_robin")
+            paths = Paths(trace, SIZE)
+            found.append(play(trace, paths, fleet, named.make(), "round_robin", derived_sessions(trace), seed))
+    assert list(found[0].ttfts) == pytest.approx(list(found[1].ttfts), rel=1e-6)
+    assert found[0].hits == found[1].hits
+    assert found[0].loading == pytest.approx(found[1].loading)
+    assert sum(found[0].loading) > 0
+
+
+@pytest.mark.parametrize("model", ["simple", "detailed"])
+@pytest.mark.parametrize(("after", "hit"), [(0.056, 0), (0.058, 16)])
+def test_what_is_written_over_a_link_is_there_when_all_of_it_is(model: str, after: float, hit: int) -> None:
+    """17 tokens are computed in 17 ms, and 16 of them written in 40; each replica computes its own ends besides."""
+    trace = trace_of((0.0, 17, 1, [1, 2, 3, 4, 5]), (after, 17, 1, [1, 2, 3, 4, 6]))
+    written = msgspec.structs.replace(store(0.0001), write_gbits=8e-9 / 0.0025)
+    if model == "detailed":
+        run = played(trace, changed(store=written))
+    else:
+        fleet = SimpleFleet(replicas=2, blocks=60, block_size=SIZE, prefill_tps=1000.0, store=written)
+        (named,) = parse("round_robin")
+        run = play(trace, Paths(trace, SIZE), fleet, named.make(), "round_robin", derived_sessions(trace))
+    assert list(run.chosen) == [0, 1]
+    assert list(run.hits) == [0, hit]
+
+
+def test_prompts_are_written_one_after_the_other_and_what_is_there_is_not_written_again() -> None:
+    """Replica 0 writes two prompts, 40 ms each; replica 1 asks for the second one when only the first is there."""
+    first, second = [1, 2, 3, 4], [11, 12, 13, 14]
+    written = msgspec.structs.replace(store(0.0001), write_gbits=8e-9 / 0.0025)
+    for when, hit in ((0.095, 0), (0.099, 16)):
+        trace = trace_of(
+            (0.0, 17, 1, [*first, 5]), (0.001, 3, 1, [99]), (0.010, 17, 1, [*second, 6]), (when, 17, 1, [*second, 7])
+        )
+        run = played(trace, changed(store=written))
+        assert list(run.chosen) == [0, 1, 0, 1]
+        assert run.hits[3] == hit
+    again = trace_of(
+        (0.0, 17, 1, [*first, 5]),
+        (1.0, 3, 1, [99]),
+        (1.05, 17, 1, [*first, 6]),
+        (1.06, 3, 1, [98]),
+        (1.07, 17, 1, [*second, 7]),
+        (1.129, 17, 1, [*second, 8]),
+    )
+    run = played(again, changed(store=written))
+    assert list(run.chosen) == [0, 1] * 3
+    assert list(run.hits) == [0, 0, 16, 0, 0, 16], "written from 1.087 to 1.127, as the first one was there"
+
+
+def test_who_dies_while_it_writes_has_written_nothing() -> None:
+    trace = trace_of((0.0, 17, 1, [1, 2, 3, 4, 5]), (5.0, 17, 1, [1, 2, 3, 4, 6]))
+    written = msgspec.structs.replace(store(0.0001), write_gbits=8e-9 / 0.0025)
+    for at, hit in ((0.056, 0), (0.058, 16)):
+        run = played(trace, changed(store=written, restarts=(Restart(at, 0, 1.0),)))
+        assert run.hits[1] == hit
+
+
+@settings(max_examples=25)
+@given(
+    restarts=st.lists(st.builds(Restart, st.floats(0, 6), st.integers(0, 2), st.floats(0.1, 2)), max_size=3),
+    total=st.sampled_from([None, 4e-6, 4e-5]),
+    write=st.sampled_from([None, 1e-5, 1e-3]),
+    loads=st.sampled_from(["mixed", "always"]),
+    gateways=st.integers(1, 2),
+    policy=st.sampled_from(["predicted_ttft", "round_robin"]),
+)
+def test_everybody_is_served_whatever_is_shared_and_whoever_dies(
+    restarts: list[Restart], total: float | None, write: float | None, loads: Loads, gateways: int, policy: str
+) -> None:
+    trace = talks(12, gap=0.4)
+    shared = msgspec.structs.replace(store(0.0002, loads, 0.001), total_gbits=total, write_gbits=write)
+    fleet = changed(replicas=3, blocks=80, gateways=gateways, restarts=tuple(restarts), store=shared)
+    run = played(trace, fleet, policy)
+    assert summarise(run).refused == 0
+    for at in range(len(trace)):
+        assert 0 < run.ttfts[at] <= run.latencies[at]
+    assert encode(run) == encode(played(trace, fleet, policy))
