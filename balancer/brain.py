@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from balancer.admission import Claim
-from balancer.core import Decision, Failure, Outcome, PrefixHashes, Prompt, RouteRequest, Truth
+from balancer.core import Decision, Failure, Outcome, PrefixHashes, Prompt, Replica, RouteRequest, Truth
 from balancer.decisions import Origin
 from balancer.limits import Permit
 from balancer.retries import Retries
@@ -128,6 +128,18 @@ class Brain(Protocol):
 
     def behind(self, endpoint: str) -> frozenset[ReplicaId]:
         """The replicas of one endpoint, available or not."""
+        ...
+
+    def replicas(self) -> Sequence[Replica]:
+        """All that there are, available or not."""
+        ...
+
+    def next_best(self, decision: Decision, request: RouteRequest) -> Sequence[Replica]:
+        """Who else could take the request of this decision, the best first."""
+        ...
+
+    def adopt(self, replica: ReplicaId, queued_tokens: int, answer: Answer) -> int | None:
+        """A request is under way there that was routed elsewhere; its lease, or None where there is no such replica."""
         ...
 
     def unreachable(self, endpoint: str) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from balancer import openai
 from balancer.checks.facts import Cache, Endpoint, Facts, Sample, Source, Stream
 from balancer.ends import with_ends
-from balancer.gateway.headers import RANK
+from balancer.header_names import RANK
 from balancer.health import UNASKED
 from balancer.http.reasons import reason
 from balancer.service import RouterService

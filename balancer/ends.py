@@ -20,7 +20,7 @@ from balancer.checks.facts import Address, Cache, End, Facts
 from balancer.disaggregation import bodies, plan
 from balancer.disaggregation.plan import Pair, Side, fields_of
 from balancer.engine_info import NOTHING_TOLD, PATH, EngineInfo, read_engine_info
-from balancer.gateway.headers import RANK
+from balancer.header_names import RANK
 from balancer.http.reasons import reason
 from balancer.upstream import whole
 

@@ -11,7 +11,6 @@ import msgspec
 
 from balancer.core import Decision
 from balancer.http.messages import Request
-from balancer.http.reply import Reply
 from balancer.line_file import LineFile
 from balancer.logs import written
 from balancer.records import Record, Tried
@@ -63,9 +62,9 @@ class Observer:
             self.access.lost = 0
         return lost
 
-    def begin(self, request: Request, path: str, request_id: str, reply: Reply) -> Record:
-        """A request has come."""
-        record = Record(request_id, request.method, path, time.time(), Stages(time.perf_counter_ns), reply.peer)
+    def begin(self, request: Request, path: str, request_id: str, peer: str) -> Record:
+        """A request has come from this address."""
+        record = Record(request_id, request.method, path, time.time(), Stages(time.perf_counter_ns), peer)
         self.tracer.begin(record, request.named.get(TRACEPARENT))
         return record
 

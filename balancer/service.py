@@ -45,6 +45,7 @@ from balancer.health import Watcher
 from balancer.limits import Limiter, Permit
 from balancer.model_files import economy_of
 from balancer.news import News
+from balancer.next_best import ranked
 from balancer.pulse import Order, Pulse, Pulses
 from balancer.recording import Recorder
 from balancer.retries import Retries
@@ -526,6 +527,15 @@ class RouterService:
     def behind(self, endpoint: str) -> frozenset[ReplicaId]:
         """The replicas of one endpoint, available or not."""
         return frozenset([live.replica.id for live in self.router.fleet.behind(endpoint)])
+
+    def replicas(self) -> Sequence[Replica]:
+        """All that there are, available or not."""
+        return [live.replica for live in self.router.fleet]
+
+    def next_best(self, decision: Decision, request: RouteRequest) -> Sequence[Replica]:
+        """Who else could take the request of this decision, the best first."""
+        found = (self.router.fleet.get(name) for name in ranked(decision))
+        return [live.replica for live in found if live is not None]
 
     def publishers(self) -> dict[ReplicaId, PublisherStatus]:
         """The state of every event subscription."""

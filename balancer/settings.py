@@ -26,6 +26,8 @@ from balancer.disaggregation.settings import DisaggregationSettings
 from balancer.economics import settings as economics
 from balancer.economics.settings import LinkSettings, ModelSettings
 from balancer.ejection import EjectionSettings
+from balancer.epp import settings as epp
+from balancer.epp.settings import EppSettings
 from balancer.errors import ConfigError
 from balancer.limits import LimitSettings
 from balancer.openai import PATHS
@@ -253,6 +255,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     tenants: TenantSettings = TenantSettings()
     clients: ClientSettings = ClientSettings()
     cors: CorsSettings = CorsSettings()
+    epp: EppSettings = EppSettings()
     links: tuple[LinkSettings, ...] = ()
     models: tuple[ModelSettings, ...] = ()
     stores: tuple[StoreSettings, ...] = ()
@@ -460,6 +463,7 @@ def _check(settings: Settings) -> None:
         raise ConfigError(
             f"server.processes: {settings.server.processes} cannot be used; give 1 to {MAX_PROCESSES}, at most one a core"
         )
+    epp.check(settings.epp, settings.server.processes)
     admission.check(settings.admission)
     conversations.check(settings.sessions)
     limits.check(settings.limits)

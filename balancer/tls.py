@@ -124,6 +124,15 @@ def _client_context(settings: UpstreamSettings) -> ssl.SSLContext:
     return context
 
 
+def check_chain(section: str, cert_file: str, key_file: str | None) -> None:
+    """See whether they can be shown to clients, for whoever makes no context of Python's own.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    _load_chain(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), section, cert_file, key_file)
+
+
 def _load_chain(context: ssl.SSLContext, section: str, cert_file: str, key_file: str | None) -> None:
     for name, path in (("cert_file", cert_file), ("key_file", key_file)):
         if path is not None:

@@ -4,6 +4,7 @@ Knows flags, files, signals and the listening socket. What is wrong with any of 
 """
 
 import argparse
+import asyncio
 import contextlib
 import logging
 import math
@@ -23,6 +24,7 @@ from balancer.commands.descriptors import raise_limit
 from balancer.commands.listening import add_log_flags, bind, bind_many, url_of
 from balancer.commands.loop import StopSignals, run_loop
 from balancer.disaggregation import flags
+from balancer.epp.opening import NotForwarding, open_picker
 from balancer.errors import ConfigError
 from balancer.gateway.access import Access
 from balancer.gateway.app import control_runner
@@ -83,7 +85,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_log_flags(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, *, picks: bool = False) -> int:
+    """Serve until it is asked to stop; with ``picks`` as an endpoint picker, which forwards nothing."""
     if args.startup_timeout is not None and not 0 < args.startup_timeout < math.inf:
         raise ConfigError(
             f"--startup-timeout: {args.startup_timeout:g} cannot be used; give a number of seconds above 0"
@@ -95,18 +98,20 @@ def run(args: argparse.Namespace) -> int:
     check_snapshot(settings.snapshot)
     check_lines(settings.log)
     if settings.server.processes > 1:
-        return _supervise(settings, args)
-    run_loop(_serve(settings, args.startup_timeout))
+        return _supervise(settings, args, picks=picks)
+    run_loop(_serve(settings, args.startup_timeout, picks=picks))
     return 0
 
 
-def _supervise(settings: Settings, args: argparse.Namespace) -> int:
+def _supervise(settings: Settings, args: argparse.Namespace, *, picks: bool) -> int:
     """Keep a brain and gateways, which are processes of their own; the exit code."""
     check(settings)
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(each) for each in bind_many(settings.server, settings.server.processes)]
         logs = Logging(args.log_level, args.log_format)
-        supervisor = Supervisor(settings, lambda: read_settings(args), listeners, logs, args.startup_timeout)
+        supervisor = Supervisor(
+            settings, lambda: read_settings(args), listeners, logs, args.startup_timeout, picks=picks
+        )
 
         def served() -> None:
             log.info("%s", _listens(url_of(listeners[0], is_secure=settings.tls.cert_file is not None), settings))
@@ -185,9 +190,9 @@ def _read_file(name: str) -> dict[str, Any]:
         raise ConfigError(f"--config: '{name}': {error}") from error
 
 
-async def _serve(settings: Settings, startup_timeout: float | None) -> None:
+async def _serve(settings: Settings, startup_timeout: float | None, *, picks: bool) -> None:
     stop = StopSignals()
-    async with running(settings, stop) as (service, address):
+    async with running(settings, stop, picks=picks) as (service, address):
         log.info("%s", _listens(address, settings))
         if startup_timeout is not None:
             await service.wait_usable(startup_timeout, stop.asked)
@@ -203,8 +208,12 @@ def _listens(address: str, settings: Settings) -> str:
 
 
 @contextlib.asynccontextmanager
-async def running(settings: Settings, stop: StopSignals | None = None) -> AsyncIterator[tuple[RouterService, str]]:
+async def running(
+    settings: Settings, stop: StopSignals | None = None, *, picks: bool = False
+) -> AsyncIterator[tuple[RouterService, str]]:
     """A gateway that listens, as (service, address); everything is closed at the end, as fast as ``stop`` says.
+
+    With ``picks`` it is an endpoint picker, and the address that of its control plane.
 
     Raises:
         ConfigError: the address cannot be bound.
@@ -219,15 +228,21 @@ async def running(settings: Settings, stop: StopSignals | None = None) -> AsyncI
         runner = control_runner(service, metrics, access)
         await service.start()
         observer.start()
-        front = FrontServer(service, metrics.counts, observer, access, control, upstream_tls)
+        picker = open_picker(service, metrics.counts, access, observer) if picks else None
+        around = NotForwarding if picks else lambda app: app
+        front = FrontServer(service, metrics.counts, observer, access, control, upstream_tls, around)
         try:
             await runner.setup()
             await web.UnixSite(runner, control.removeprefix(UNIX)).start()
             await front.server.start(listener, tls.context if tls else None)
-            async with kept_fresh(sources(settings, access, tls, upstream_tls)):
+            watched = sources(settings, access, tls, upstream_tls)
+            if picker is not None:
+                await picker.start()
+                watched += picker.watched()
+            async with kept_fresh(watched):
                 yield service, url_of(listener, is_secure=tls is not None)
         finally:
-            await front.drain(stop)
+            await asyncio.gather(front.drain(stop), *([picker.drain(stop)] if picker is not None else []))
             await runner.cleanup()
             await front.close()
             await observer.stop()

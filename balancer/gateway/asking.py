@@ -4,7 +4,6 @@ Knows values. Never sends anything.
 """
 
 import asyncio
-from typing import Final
 
 import msgspec
 
@@ -17,15 +16,12 @@ from balancer.gateway.access import Visit
 from balancer.gateway.reading import Asked
 from balancer.http.client import HttpClient
 from balancer.http.exchange import ExchangeFailed, NotConnected, TimedOut
-from balancer.http.messages import Head, Request
+from balancer.http.messages import Request
 from balancer.limits import Permit
 from balancer.observer import Observer
 from balancer.records import Record
 from balancer.request_counts import RequestCounts
 from balancer.timeouts import Timeouts
-
-MAX_DIGITS: Final = 9
-"""Of a ``Retry-After`` that is believed; a date is not."""
 
 
 class Means(msgspec.Struct, frozen=True):
@@ -88,12 +84,6 @@ def ending() -> NoReplica:
     return NoReplica(
         "kvlb is shutting down, and the answer has not come to its end; send the request again", retry_after=1
     )
-
-
-def retry_after(head: Head) -> float | None:
-    """When the replica may be asked again, in seconds: only 503 says that of the replica, and not of the client."""
-    told = head.named.get(b"retry-after") if head.status == 503 else None
-    return float(told) if told is not None and told.isdigit() and len(told) <= MAX_DIGITS else None
 
 
 def fault_of(error: ExchangeFailed, *, has_begun: bool) -> Fault:

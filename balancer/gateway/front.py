@@ -17,6 +17,7 @@ from balancer.gateway import headers
 from balancer.gateway.access import Access
 from balancer.gateway.proxy import Proxy
 from balancer.gateway.refusals import refuse
+from balancer.header_names import REQUEST_ID
 from balancer.http.client import HttpClient
 from balancer.http.exchange import BrokenOff, ExchangeFailed
 from balancer.http.fields import end_to_end, lines
@@ -27,7 +28,7 @@ from balancer.http.routes import refuse_method
 from balancer.security import CorsSettings
 
 NOT_TO_CONTROL: Final = FRAMING | {b"host", b"expect"}
-NOT_FROM_CONTROL: Final = FRAMING | {b"server", headers.REQUEST_ID}
+NOT_FROM_CONTROL: Final = FRAMING | {b"server", REQUEST_ID}
 
 
 class Front:
@@ -118,12 +119,12 @@ class _FromControl(Relay):
 
     def lines(self, head: Head) -> bytes:
         told = headers.request_id(self.reply.request.named).encode()
-        return lines([*end_to_end(head.headers, NOT_FROM_CONTROL), (headers.REQUEST_ID, told)])
+        return lines([*end_to_end(head.headers, NOT_FROM_CONTROL), (REQUEST_ID, told)])
 
 
 def named(response: Response, request: Request) -> Response:
     """The same with the id of the request that it answers."""
-    told = (headers.REQUEST_ID.decode(), headers.request_id(request.named))
+    told = (REQUEST_ID.decode(), headers.request_id(request.named))
     return msgspec.structs.replace(response, headers=(*response.headers, told))
 
 

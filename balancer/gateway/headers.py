@@ -6,46 +6,21 @@ it is, repeated fields included.
 
 import math
 import random
-from typing import Final
 
 from balancer.core import Decision
 from balancer.errors import BadRequest
+from balancer.header_names import (
+    MAX_WAIT,
+    NOT_TO_CLIENT,
+    NOT_TO_REPLICA,
+    NOT_TO_STRANGER,
+    RANK,
+    REQUEST_ID,
+    exposed,
+    steers,
+)
 from balancer.http.fields import Fields, Named, end_to_end, lines
-from balancer.http.relay import FRAMING
 from balancer.trace_context import TRACEPARENT, TraceContext
-
-RANK: Final = b"X-data-parallel-rank"
-"""Read by vLLM >= 0.14; the rank is the router's to choose, so a client's own is dropped."""
-
-MAX_WAIT: Final = b"x-kvlb-max-wait"
-"""Seconds that the client would have its request wait for a place, if that is less than the settings say."""
-
-ROUTING: Final = frozenset(
-    b"x-data-parallel-rank x-prefiller-host-port x-prefiller-hosts-ports x-prefiller-url x-encoder-hosts-ports "
-    b"x-gateway-destination-endpoint x-gateway-destination-endpoint-subset x-gateway-destination-endpoint-served "
-    b"routing-strategy".split()
-)
-"""By these, engines and the sidecars of other gateways are told where to connect and who shall answer: no client may say it."""
-
-PREFILL: Final = b"x-kvlb-prefill"
-"""Names the replica that computed the prompt, where it was another one."""
-
-EXPOSED: Final = frozenset(
-    {b"x-kvlb-replica", b"x-kvlb-cached-tokens", b"x-kvlb-prompt-tokens", b"x-kvlb-predicted", PREFILL}
-)
-
-NOT_TO_REPLICA: Final = FRAMING | ROUTING | EXPOSED | {MAX_WAIT, b"host", b"content-encoding", b"expect", b"origin"}
-"""``content-encoding`` because the body was decoded when it was read, ``expect`` because it was answered here, and ``origin``
-because engines have rules of their own for browsers."""
-
-NOT_TO_CLIENT: Final = FRAMING | EXPOSED
-NOT_TO_STRANGER: Final = NOT_TO_CLIENT | {b"server"}
-
-STEERING_IDS: Final = (b"___prefill_addr_", b"___decode_addr_")
-"""In a request's id these name hosts, to which engines with some connectors connect (vLLM: P2pNccl <= 0.22, MoRIIO)."""
-
-REQUEST_ID: Final = b"x-request-id"
-"""Names one request in the client's log, in ours and in the engine's (vLLM takes it for its own id)."""
 
 
 def text(named: Named, name: bytes) -> str:
@@ -56,13 +31,9 @@ def text(named: Named, name: bytes) -> str:
 def request_id(named: Named) -> str:
     """The client's own id of this request, as text that can be written anywhere, or a new one."""
     own = named.get(REQUEST_ID)
-    if not own or _steers(own):
+    if not own or steers(own):
         return f"{random.getrandbits(128):032x}"
     return own.decode(errors="surrogateescape").encode(errors="backslashreplace").decode()
-
-
-def _steers(own: bytes) -> bool:
-    return any(mark in own for mark in STEERING_IDS)
 
 
 def max_wait(named: Named) -> float:
@@ -128,15 +99,7 @@ def to_client(
     dropped = NOT_TO_CLIENT if expose else NOT_TO_STRANGER
     kept = _kept(fields, dropped | {REQUEST_ID} if has_leg_id else dropped, request_id)
     if expose:
-        seen = prefill or decision
-        kept += [
-            (b"x-kvlb-replica", decision.replica.id.encode()),
-            (b"x-kvlb-cached-tokens", b"%d" % seen.cached_tokens),
-            (b"x-kvlb-prompt-tokens", b"%d" % seen.prompt_tokens),
-            (b"x-kvlb-predicted", b"exact" if seen.is_predicted else b"unknown"),
-        ]
-        if prefill is not None:
-            kept.append((PREFILL, prefill.replica.id.encode()))
+        kept += exposed(decision, prefill)
     return lines(kept)
 
 
@@ -146,7 +109,7 @@ def _kept(fields: Fields, dropped: frozenset[bytes], request_id: str) -> list[tu
     for field in end_to_end(fields, dropped):
         if len(field[0]) == len(REQUEST_ID) and field[0].lower() == REQUEST_ID and not is_named:
             is_named = True
-            if not field[1] or _steers(field[1]):
+            if not field[1] or steers(field[1]):
                 field = (field[0], request_id.encode())  # noqa: PLW2901 - the others go on as they are
         kept.append(field)
     if not is_named:

@@ -28,7 +28,6 @@ from balancer.gateway.placing import Again, attempted, place
 from balancer.gateway.prefill import PrefillLeg, Refused
 from balancer.gateway.releasing import Releases
 from balancer.http.reply import Reply
-from balancer.openai import Inbound
 from balancer.stages import Stage
 from balancer.strip import members
 
@@ -72,17 +71,10 @@ class Legs:
     def __init__(self, means: Means) -> None:
         self._means = means
         self._settings = means.service.settings.disaggregation
-        self._connector = plan.make(self._settings.name, self._settings.settings)
+        self.connector = plan.make(self._settings.name, self._settings.settings)
         self._engines = EngineIds(means.client)
-        self._releases = Releases(means, self._connector)
-        self._ledger = LegLedger(means.counts.legs, tells_loaded=self._connector.tells_loaded)
-
-    def part(self, path: str, inbound: Inbound, prompts: int) -> Part:
-        """Whether a request may be split, as far as that can be told before it is routed."""
-        if path not in bodies.PATHS or not inbound.reads_cache:
-            return Part.ALONE
-        is_one = inbound.is_comparable and prompts <= 1
-        return Part.WHOLE if is_one or self._connector.shares else Part.ALONE
+        self._releases = Releases(means, self.connector)
+        self._ledger = LegLedger(means.counts.legs, tells_loaded=self.connector.tells_loaded)
 
     async def run(
         self,
@@ -119,9 +111,9 @@ class Legs:
         try:
             if state.fields is None:
                 state.fields = members(asking.asked.body)
-            if not bodies.can_split(asking.origin.path, state.fields, shares=self._connector.shares):
+            if not bodies.can_split(asking.origin.path, state.fields, shares=self.connector.shares):
                 raise _Alone(Alone.BODY)
-            if self._connector.is_concurrent:
+            if self.connector.is_concurrent:
                 running = await self._begin(asking, wanted, decision, number, reply, state.fields)
             else:
                 computed = await self._compute(asking, wanted, decision, state)
@@ -131,7 +123,7 @@ class Legs:
         except BaseException:
             self._means.service.release_at_once(decision.lease, Outcome.CANCELLED)
             raise
-        if self._connector.is_concurrent:
+        if self.connector.is_concurrent:
             await running
         else:
             await self._answer(asking, attempt, decision, computed, state)
@@ -144,7 +136,7 @@ class Legs:
         if known is not None:
             pair = msgspec.structs.replace(known.pair, decode=_side(decision, None))
             if (
-                msgspec.structs.replace(self._connector.prefill(pair), returns_tokens=known.leg.returns_tokens)
+                msgspec.structs.replace(self.connector.prefill(pair), returns_tokens=known.leg.returns_tokens)
                 == known.leg
             ):
                 return msgspec.structs.replace(known, pair=pair)
@@ -156,7 +148,7 @@ class Legs:
             chosen = await self._prefill_place(asking, wanted, excluded, reason)
             try:
                 pair = Pair(_side(chosen, None), _side(decision, None), random.getrandbits(128))
-                leg = self._connector.prefill(pair)
+                leg = self.connector.prefill(pair)
                 if self._passes_tokens(asking):
                     leg = msgspec.structs.replace(leg, returns_tokens=True)
                 sender = self._sender(asking, wanted, chosen)
@@ -180,13 +172,7 @@ class Legs:
     async def _prefill_place(
         self, asking: Asking, wanted: RouteRequest, excluded: frozenset[str], reason: Alone
     ) -> Decision:
-        request = msgspec.structs.replace(
-            wanted,
-            part=Part.PREFILL,
-            excluded=excluded,
-            tells_start=True,
-            session=wanted.session ^ PREFILL_SESSION if wanted.session else 0,
-        )
+        request = for_prefill(wanted, excluded)
         try:
             return await place(self._means.service, request, asking)
         except (NoReplica, Contended, Saturated, UnknownModel):
@@ -206,7 +192,7 @@ class Legs:
     def _decode_leg(self, asking: Asking, decision: Decision, state: Computing, computed: Computed) -> DecodeLeg:
         """What the second leg carries, if what has been computed can still be fetched."""
         now = self._means.loop.time()
-        leg = self._connector.decode(computed.pair, computed.answered)
+        leg = self.connector.decode(computed.pair, computed.answered)
         if leg is None:
             told = "has answered a prefill without what it takes to fetch the blocks: is its connector the one of the settings?"
             self._ledger.warn(computed.decision, told)
@@ -253,7 +239,7 @@ class Legs:
         chosen = await self._prefill_place(asking, wanted, frozenset(), Alone.NOBODY)
         try:
             engine_id = None
-            if self._connector.has_bootstrap:
+            if self.connector.has_bootstrap:
                 bootstrap = chosen.replica.transfer.bootstrap
                 engine_id = None if bootstrap is None else await self._engines.of(bootstrap, chosen.replica.rank)
                 if engine_id is None:
@@ -261,7 +247,7 @@ class Legs:
                     self._ledger.warn(chosen, told)
                     raise _Alone(Alone.NO_ENGINE)
             pair = Pair(_side(chosen, engine_id), _side(decision, None), random.getrandbits(128))
-            leg, second = self._connector.prefill(pair), self._connector.decode(pair, None)
+            leg, second = self.connector.prefill(pair), self.connector.decode(pair, None)
             if second is None:
                 raise _Alone(Alone.NO_PARAMS)
             sender = self._sender(asking, wanted, chosen)
@@ -324,13 +310,24 @@ class Legs:
 
     def _let_go(self, asking: Asking, computed: Computed, decision: Decision) -> None:
         """The decode replica that was to fetch this will not."""
-        self._releases.let_go(asking, self._connector.decode(computed.pair, computed.answered), decision)
+        self._releases.let_go(asking, self.connector.decode(computed.pair, computed.answered), decision)
 
     def let_go(self, state: Computing) -> None:
         """Nobody will fetch what has been computed for this request, if there is anything."""
         if state.computed is not None:
             self._means.counts.legs.stranded += 1
             state.computed = None
+
+
+def for_prefill(wanted: RouteRequest, excluded: frozenset[str]) -> RouteRequest:
+    """What is asked for the prompt of a split request alone; nobody of ``excluded`` computes it."""
+    return msgspec.structs.replace(
+        wanted,
+        part=Part.PREFILL,
+        excluded=excluded,
+        tells_start=True,
+        session=wanted.session ^ PREFILL_SESSION if wanted.session else 0,
+    )
 
 
 def _made(asking: Asking, fields: dict[str, msgspec.Raw], leg: plan.Leg, prefill: Decision) -> DecodeLeg:

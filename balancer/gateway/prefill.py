@@ -7,11 +7,12 @@ from typing import Final
 
 import msgspec
 
+from balancer.answered import failure_of
 from balancer.core import Decision, Failure, Fault, Outcome, RouteRequest, Truth
 from balancer.disaggregation import bodies, counts
 from balancer.disaggregation.plan import Answered, Leg
 from balancer.gateway import headers
-from balancer.gateway.asking import Asking, Means, fault_of, retry_after, too_late
+from balancer.gateway.asking import Asking, Means, fault_of, too_late
 from balancer.gateway.collecting import Collected
 from balancer.http.exchange import ExchangeFailed, Limits, NotConnected
 from balancer.http.messages import Head, Outgoing
@@ -111,7 +112,7 @@ class PrefillLeg:
     def _read(self) -> Answered | Refused | Failure:
         head, body = self._collected.answer, self._collected.body
         if head.status >= 500 or head.status == 429:
-            return Failure(Fault.STATUS, head.status, retry_after(head))
+            return failure_of(head.status, head.named)
         if head.status >= 400:
             return Refused(head, body)
         answered = bodies.read_answered(body) if head.status == 200 else None

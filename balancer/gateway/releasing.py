@@ -11,9 +11,9 @@ from typing import Any, Final
 from balancer.core import Decision
 from balancer.disaggregation import bodies
 from balancer.disaggregation.plan import Connector, Leg
-from balancer.gateway import headers
 from balancer.gateway.asking import Asking, Means
 from balancer.gateway.collecting import Collected
+from balancer.header_names import REQUEST_ID
 from balancer.http.exchange import ExchangeFailed, Limits
 from balancer.http.fields import lines
 from balancer.http.messages import Outgoing
@@ -47,7 +47,7 @@ class Releases:
     async def _tell(self, asking: Asking, leg: Leg, decision: Decision) -> None:
         fields = [(name.encode(), value.encode()) for name, value in asking.visit.questions.items()]
         if leg.request_id is not None:
-            fields.append((headers.REQUEST_ID, leg.request_id.encode()))
+            fields.append((REQUEST_ID, leg.request_id.encode()))
         answer, counts = Collected(), self._means.counts.legs
         request = Outgoing(b"POST", b"/v1/completions", lines(fields), bodies.releasing_body(leg))
         try:

@@ -17,6 +17,7 @@ from balancer.gateway.access import Access
 from balancer.gateway.front import Front
 from balancer.gateway.proxy import Proxy
 from balancer.gateway.refusals import refuse
+from balancer.header_names import REQUEST_ID
 from balancer.http.client import HttpClient
 from balancer.http.messages import Response
 from balancer.http.server import App, HttpServer, ServerLimits
@@ -114,7 +115,7 @@ class FrontServer:
 
 def _refuse_unread(error: RequestError) -> Response:
     """The answer to what could not be read as a request, and so has no id of its own."""
-    return refuse(error, (headers.REQUEST_ID.decode(), headers.request_id({})))
+    return refuse(error, (REQUEST_ID.decode(), headers.request_id({})))
 
 
 def sources(settings: Settings, access: Access, tls: ServerTls | None, upstream: ReplicaTls) -> list[Watched]:

@@ -33,6 +33,8 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     startup_timeout: float | None
     is_first: bool
     """Whether nobody has been at its place before."""
+    picks: bool = False
+    """Whether gateways are endpoint pickers, which forward nothing."""
 
 
 class Retire(msgspec.Struct, frozen=True, tag=True):

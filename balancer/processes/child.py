@@ -19,6 +19,7 @@ from aiohttp import web
 
 from balancer.commands.descriptors import raise_limit
 from balancer.commands.loop import StopSignals, run_loop
+from balancer.epp.opening import NotForwarding, open_picker
 from balancer.errors import BalancerError
 from balancer.gateway.access import Access
 from balancer.gateway.app import control_runner
@@ -147,18 +148,25 @@ class _Child:
         await brain.start()
         observer.start()
         control = f"{UNIX}{begin.folder}/{CONTROL}"
+        picker = open_picker(brain, counts, access, observer) if begin.picks else None
+        around = NotForwarding if begin.picks else lambda app: app
         front = FrontServer(
-            brain, counts, observer, access, control, upstream_tls, lambda app: OwnPaths(app, brain, access)
+            brain, counts, observer, access, control, upstream_tls, lambda app: OwnPaths(around(app), brain, access)
         )
         try:
             await first(brain.is_known, self._stop.asked)
             if not self._stop.asked.is_set():
                 await front.server.start(listener, tls.context if tls else None)
-                async with kept_fresh(sources(settings, access, tls, upstream_tls)):
+                watched = sources(settings, access, tls, upstream_tls)
+                if picker is not None:
+                    await picker.start()
+                    watched += picker.watched()
+                async with kept_fresh(watched):
                     self.tell(Ready())
                     await first(self._retired, self._stop.asked)
         finally:
-            await (front.retire(self._stop) if self._retired.is_set() else front.drain(self._stop))
+            ending = front.retire(self._stop) if self._retired.is_set() else front.drain(self._stop)
+            await asyncio.gather(ending, *([picker.drain(self._stop)] if picker is not None else []))
             await front.close()
             await observer.stop()
             await brain.stop()

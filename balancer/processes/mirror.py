@@ -126,6 +126,11 @@ class Mirror:
             return [live.replica for live in found]
         raise self._nobody(request)
 
+    def by_load(self, request: RouteRequest, chosen: ReplicaId, now: float) -> list[Replica]:
+        """Who else than the chosen one could take the request, those with less under way first."""
+        others = [live for live in self._usable(request, now) if live.replica.id != chosen]
+        return [live.replica for live in sorted(others, key=lambda live: (live.in_flight, live.replica.id))]
+
     def _usable(self, request: RouteRequest, now: float) -> list[LiveReplica]:
         return [
             live

@@ -22,7 +22,7 @@ import msgspec
 
 from balancer import offers
 from balancer.admission import Claim
-from balancer.core import Decision, Failure, Outcome, Prompt, RouteRequest, Truth
+from balancer.core import Decision, Failure, Outcome, Prompt, Replica, RouteRequest, Truth
 from balancer.decisions import Origin
 from balancer.disaggregation.choosing import Threshold
 from balancer.errors import BadRequest
@@ -273,6 +273,23 @@ class RemoteBrain:
 
     def behind(self, endpoint: str) -> frozenset[ReplicaId]:
         return frozenset([live.replica.id for live in self.mirror.fleet.behind(endpoint)])
+
+    def replicas(self) -> Sequence[Replica]:
+        return [live.replica for live in self.mirror.fleet]
+
+    def next_best(self, decision: Decision, request: RouteRequest) -> Sequence[Replica]:
+        """By load alone: what lies in caches is the brain's to know, and it was asked for one."""
+        return self.mirror.by_load(request, decision.replica.id, self._loop.time())
+
+    def adopt(self, replica: ReplicaId, queued_tokens: int, answer: Answer) -> int | None:
+        if self.mirror.replica(replica) is None:
+            return None
+        number = self._next_call()
+        self._leases[number] = _Lease(replica, queued_tokens, self.is_asked, answer)
+        self._at[replica] += 1
+        if self.is_asked:
+            self._tell(Adopt(number, replica, queued_tokens))
+        return number
 
     def unreachable(self, endpoint: str) -> None:
         self.mirror.spare(endpoint, self._loop.time(), is_told=self.is_asked)

@@ -132,13 +132,19 @@ class Supervisor:
         listeners: Sequence[socket.socket],
         logs: Logging,
         startup_timeout: float | None = None,
+        *,
+        picks: bool = False,
     ) -> None:
-        """``reread`` gives the settings anew; a ``ConfigError`` of it leaves those that are."""
+        """``reread`` gives the settings anew; a ``ConfigError`` of it leaves those that are.
+
+        With ``picks`` gateways are endpoint pickers.
+        """
         self._settings = settings
         self._reread = reread
         self._listeners = listeners
         self._logs = logs
         self._startup_timeout = startup_timeout
+        self._picks = picks
         self._folder = ""
         self._places: dict[Place, Child] = {}
         self._backoffs: defaultdict[Place, BackOff] = defaultdict(BackOff)
@@ -207,6 +213,7 @@ class Supervisor:
             self._logs.format,
             None if self._has_started else self._startup_timeout,
             is_first=not self._has_started,
+            picks=self._picks,
         )
         child.tell(begin)
         child.tell(Restarts(dict(self._restarts)))

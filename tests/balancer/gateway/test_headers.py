@@ -2,6 +2,7 @@
 
 from balancer.core import Decision, Replica
 from balancer.gateway import headers
+from balancer.header_names import ROUTING
 from indexer.index import ReplicaId
 
 
@@ -94,7 +95,7 @@ def test_a_decision_is_exposed_only_if_that_is_wanted() -> None:
 
 
 def test_what_names_hosts_to_engines_is_never_a_clients_to_say() -> None:
-    asked = [(name.decode(), "evil:1") for name in headers.ROUTING] + [("Origin", "https://a.example")]
+    asked = [(name.decode(), "evil:1") for name in ROUTING] + [("Origin", "https://a.example")]
     assert to_replica(given(*asked)) == []
     for own in (b"___prefill_addr_evil:1___decode_addr_evil:2_1", b"a___decode_addr_evil:2"):
         made = headers.request_id({b"x-request-id": own})
