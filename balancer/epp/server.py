@@ -37,7 +37,10 @@ log = logging.getLogger(__name__)
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 
 HEAD_BYTES: Final = 1024 * 1024
-"""What a message may have besides a whole body."""
+"""What a message may have besides its body."""
+
+SPARE_BYTES: Final = 32 * 1024 * 1024
+"""How much larger than any body a message may be: it takes a reading to refuse one, and Envoy sends what its buffers hold."""
 
 KEEPALIVE_MS: Final = 20_000
 """After so much silence a proxy is asked whether it is there, and given as long again: one whose host has gone says nothing."""
@@ -85,7 +88,7 @@ class EppServer:
             ConfigError: an address cannot be bound.
         """
         settings = self.settings
-        largest = self._service.settings.server.max_body_bytes + HEAD_BYTES
+        largest = self._service.settings.server.max_body_bytes + SPARE_BYTES
         handler = grpc.method_handlers_generic_handler(
             SERVICE, {"Process": grpc.stream_stream_rpc_method_handler(self._process)}
         )
@@ -213,7 +216,9 @@ class _Stream:
             if not self._is_over:
                 raise
         except _GONE:
-            return
+            pass
+        async with self._writes:  # gRPC takes no status while a message goes out
+            pass
         if self._problem:
             await context.abort(_PROBLEM, self._problem)
 

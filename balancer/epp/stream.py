@@ -198,8 +198,11 @@ class Exchange:
         chosen = {DESTINATION: placed.destination}
         orders: list[Order] = []
         if self._answers_body:
-            body = placed.body if placed.is_changed else None
-            orders.append(Send(body_reply(Kind.REQUEST_BODY, placed.mutation, chosen, body)))
+            body, mutation = None, placed.mutation
+            if placed.is_changed and placed.body is not None:  # Envoy (1.40) refuses it with the length of another one
+                body = placed.body
+                mutation = Mutation([*mutation.set, (b"content-length", b"%d" % len(body))], mutation.remove)
+            orders.append(Send(body_reply(Kind.REQUEST_BODY, mutation, chosen, body)))
         else:
             orders.append(Send(headers_reply(Kind.REQUEST_HEADERS, placed.mutation, chosen)))
             if self._modes.request is _TWO_WAYS and not self._request.is_last:

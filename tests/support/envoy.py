@@ -167,6 +167,7 @@ def configuration(wiring: Wiring, port: int, admin: int) -> dict[str, Any]:
         epp["transport_socket"] = {"name": "tls", "typed_config": context}
     listener = {
         "name": "ingress",
+        "per_connection_buffer_limit_bytes": 32 * 1024 * 1024,  # a body that is buffered has to fit into it
         "address": {"socket_address": {"address": "127.0.0.1", "port_value": port}},
         "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
     }
