@@ -26,7 +26,10 @@ from balancer.epp.stream import Ask, Close, End, Exchange, Give, Moved, Order, R
 from balancer.epp.wire import WireError
 from balancer.errors import ConfigError
 from balancer.gateway.access import Access
+from balancer.gateway.asking import ending
+from balancer.gateway.refusals import refuse
 from balancer.gateway.serving import Stopping
+from balancer.http.messages import Response
 from balancer.key_source import Watched
 from balancer.observer import Observer
 from balancer.request_counts import RequestCounts
@@ -44,6 +47,9 @@ SPARE_BYTES: Final = 32 * 1024 * 1024
 
 KEEPALIVE_MS: Final = 20_000
 """After so much silence a proxy is asked whether it is there, and given as long again: one whose host has gone says nothing."""
+
+SPARE_SECONDS: Final = 2.0
+"""For streams to end that are told to."""
 
 LONGEST_TIMER: Final = 86_400.0
 """Seconds; a request that may take longer has no limit."""
@@ -149,12 +155,17 @@ class EppServer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(settings.drain_grace_seconds):
                     await stop.soon.wait()
-        ending = asyncio.create_task(self._stop(settings.drain_timeout_seconds))
+        stopping = asyncio.create_task(self._stop(settings.drain_timeout_seconds + SPARE_SECONDS))
         hurry = asyncio.create_task(self._in_a_hurry(stop))
-        await asyncio.wait([hurry, ending], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            [hurry, stopping], timeout=settings.drain_timeout_seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        told = refuse(ending())
+        await asyncio.gather(*[stream.dismiss(told) for stream in list(self._streams)])
+        await asyncio.wait([hurry, stopping], timeout=SPARE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         await self.close()
-        await asyncio.gather(hurry, ending, return_exceptions=True)
+        await asyncio.gather(hurry, stopping, return_exceptions=True)
 
     async def _stop(self, seconds: float | None) -> None:
         await asyncio.gather(*[server.stop(seconds) for server in self._servers])
@@ -228,6 +239,18 @@ class _Stream:
             self._note(order)
         if self._timer is not None:
             self._timer.cancel()
+
+    async def dismiss(self, told: Response) -> None:
+        """End it: who still waits for a decision is ``told`` that there will be none."""
+        assert isinstance(told.body, bytes)
+        lines = [("content-type", told.content_type), *told.headers]
+        headers = [(name.lower().encode(), value.encode()) for name, value in lines]
+        with contextlib.suppress(*_GONE):
+            orders = self._exchange.refused(told.status, headers, told.body, "draining")
+            if orders and self._asking is not None:
+                self._asking.cancel()
+            await self._obey(orders)
+        self._expire()
 
     async def _obey(self, orders: Sequence[Order]) -> None:
         for at, order in enumerate(orders):

@@ -48,23 +48,16 @@ class Picked(Gateway):
     """A picker with its proxy and its engines; ``url`` is that of its control plane."""
 
     def __init__(
-        self,
-        service: RouterService,
-        url: str,
-        epp_port: int,
-        engines: Sequence[FakeEngine],
-        session: aiohttp.ClientSession,
+        self, service: RouterService, url: str, epp_port: int, replicas: Sequence[str], session: aiohttp.ClientSession
     ) -> None:
+        """``replicas`` are the URLs of what it chooses from."""
         super().__init__(service, url)
         self.epp_port = epp_port
-        self.engines = engines
+        self.endpoints = [each.partition("://")[2] for each in replicas]
+        """``host:port`` of each."""
         self.session = session
+        self.engines: Sequence[FakeEngine] = ()
         self.proxy: Envoy
-
-    @property
-    def endpoints(self) -> list[str]:
-        """``host:port`` of each engine."""
-        return [engine.url.partition("://")[2] for engine in self.engines]
 
     async def ask(
         self, body: dict[str, Any] | bytes | None, path: str = COMPLETIONS, method: str = "POST", **headers: str
@@ -91,14 +84,17 @@ class Picked(Gateway):
 
 
 @contextlib.asynccontextmanager
-async def picker(configs: Sequence[FakeConfig] = (config(), config()), **sections: Any) -> AsyncIterator[Picked]:
-    """A picker before these engines that is ready, without a proxy yet."""
+async def picker(
+    configs: Sequence[FakeConfig] = (config(), config()), *, urls: Sequence[str] = (), **sections: Any
+) -> AsyncIterator[Picked]:
+    """A picker before these engines, or before what is at ``urls``, that is ready, without a proxy yet."""
     (port,) = free_ports(1)
     async with contextlib.AsyncExitStack() as stack:
-        engines = [await stack.enter_async_context(engine_running(each)) for each in configs]
-        more = sections.pop("replicas", [{} for _ in engines])
+        engines = [] if urls else [await stack.enter_async_context(engine_running(each)) for each in configs]
+        listed = list(urls) or [engine.url for engine in engines]
+        more = sections.pop("replicas", [{} for _ in listed])
         tree: dict[str, Any] = {
-            "replicas": [{"url": engine.url, **each} for engine, each in zip(engines, more, strict=True)],
+            "replicas": [{"url": url, **each} for url, each in zip(listed, more, strict=True)],
             "health": {"interval_seconds": 0.1},
             "policy": STAYS,
             **sections,
@@ -107,7 +103,8 @@ async def picker(configs: Sequence[FakeConfig] = (config(), config()), **section
         }
         service, url = await stack.enter_async_context(running(settings_module.convert(tree), picks=True))
         session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
-        made = Picked(service, url, port, engines, session)
+        made = Picked(service, url, port, listed, session)
+        made.engines = engines
         await eventually(lambda: all(not watcher.problem for watcher in service.watchers.values()))
         yield made
 

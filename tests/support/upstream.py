@@ -134,11 +134,30 @@ class _Connection(asyncio.Protocol):
             size = int(length[1]) if length else 0
             if not separator or len(rest) < size:
                 return
+            body = rest[:size]
+            if re.search(rb"(?i)\r\ntransfer-encoding: *chunked", head):
+                found = _unchunked(rest)
+                if found is None:
+                    return
+                body, size = found
             if not head.partition(b"\r\n")[0].endswith((b"HTTP/1.1", b"HTTP/1.0")):  # some try HTTP/2 first
                 self.transport.abort()
                 return
             self._buffer = rest[size:]
-            self._upstream.begin(Received(head, rest[:size], self))
+            self._upstream.begin(Received(head, body, self))
+
+
+def _unchunked(data: bytes) -> tuple[bytes, int] | None:
+    """(body, bytes that it takes) of a chunked body as proxies send it, without trailers; None until it is whole."""
+    body, at = b"", 0
+    while (end := data.find(b"\r\n", at)) >= 0:
+        size, begin = int(data[at:end], 16), end + 2
+        if len(data) < begin + size + 2:
+            return None
+        body, at = body + data[begin : begin + size], begin + size + 2
+        if not size:
+            return body, at
+    return None
 
 
 @contextlib.asynccontextmanager
