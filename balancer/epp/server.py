@@ -237,6 +237,8 @@ class _Stream:
         """Whatever was under way is over."""
         for order in self._exchange.closed():
             self._note(order)
+        if self._asking is not None:  # it may be giving a body back
+            self._asking.cancel()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -329,7 +331,13 @@ class _Stream:
             self._reader.cancel()
 
 
-_GONE: Final = (grpc.RpcError, grpc.aio.UsageError, grpc.aio.InternalError, asyncio.InvalidStateError)
+_GONE: Final = (
+    grpc.RpcError,
+    grpc.aio.AbortError,
+    grpc.aio.UsageError,
+    grpc.aio.InternalError,
+    asyncio.InvalidStateError,
+)
 """What grpc.aio raises where a stream is no more."""
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 import shutil
 import signal
 import ssl
@@ -321,3 +322,43 @@ def test_envoy_asks_over_tls_and_the_certificate_may_change(tmp_path: Path) -> N
                 assert (await made.ask({"prompt": PROMPT})).status == 500
 
     run(check())
+
+
+PAIRS = [(4, 4), (2, 4), (4, 0), (2, 1), (0, 0)]
+STEPS = (
+    lambda dice: ext_proc.headers(HEAD, modes=dice.choice(PAIRS), is_last=dice.random() < 0.2),
+    lambda dice: ext_proc.body(dice.choice([b"", BODY[:9], BODY]), is_last=dice.random() < 0.5),
+    lambda dice: ext_proc.trailers(),
+    lambda dice: ext_proc.headers([(":status", dice.choice(["200", "503"]))], of="response", is_last=dice.random() < 0.2),
+    lambda dice: ext_proc.body(b"data: x\n\n", of="response", is_last=dice.random() < 0.4),
+    lambda dice: ext_proc.trailers(of="response"),
+    lambda dice: dice.randbytes(5),
+)  # fmt: skip
+
+
+def test_after_any_conversations_nothing_is_left() -> None:
+    """Over real streams: what comes in any order, most often after a beginning that is right, and is broken off anywhere."""
+
+    async def one(channel: grpc.aio.Channel, dice: random.Random) -> None:
+        talk = Talk(channel)
+        first = begun() if dice.random() < 0.7 else []
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError, grpc.aio.UsageError, asyncio.CancelledError):
+            await talk.say(*first)
+            if first and dice.random() < 0.7:
+                await talk.hear()
+            for _ in range(dice.randrange(8)):
+                await talk.say(dice.choice(STEPS)(dice))
+            if dice.random() < 0.5:
+                await talk.call.done_writing()
+                while await talk.hear() is not None:
+                    pass
+        talk.call.cancel()
+
+    async def check() -> None:
+        async with picker() as made, grpc.aio.insecure_channel(f"127.0.0.1:{made.epp_port}") as channel:
+            for first in range(0, 300, 30):
+                await asyncio.gather(*[one(channel, random.Random(seed)) for seed in range(first, first + 30)])
+                await made.settled()
+            assert sum((await made.outcomes()).values()) > 100
+
+    run(check(), 60)

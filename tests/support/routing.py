@@ -93,6 +93,21 @@ def candidate(
     return msgspec.structs.replace(plain, **more) if more else plain
 
 
+def decision(rank: int = 0, ranks: int = 1) -> Decision:
+    """What was decided for a prompt of 41 tokens; for rank ``rank`` of ``ranks``."""
+    chosen = Replica(id=ReplicaId("h:1"), endpoint="http://h:1", rank=rank, ranks=ranks)
+    return Decision(
+        lease=1,
+        replica=chosen,
+        prompt_tokens=41,
+        cached_tokens=40,
+        is_predicted=True,
+        knows_tokens=True,
+        policy="p",
+        candidates=(),
+    )
+
+
 class GivenKeys:
     """A chain of these keys."""
 

@@ -1,23 +1,8 @@
 """``gateway/headers.py``: what concerns one connection stays there, what is kvlb's is kvlb's, all else passes in order."""
 
-from balancer.core import Decision, Replica
 from balancer.gateway import headers
 from balancer.header_names import ROUTING
-from indexer.index import ReplicaId
-
-
-def decision(rank: int = 0, ranks: int = 1) -> Decision:
-    replica = Replica(id=ReplicaId("h:1"), endpoint="http://h:1", rank=rank, ranks=ranks)
-    return Decision(
-        lease=1,
-        replica=replica,
-        prompt_tokens=41,
-        cached_tokens=40,
-        is_predicted=True,
-        knows_tokens=True,
-        policy="p",
-        candidates=(),
-    )
+from tests.support.routing import decision
 
 
 def given(*pairs: tuple[str, str]) -> list[tuple[bytes, bytes]]:

@@ -94,3 +94,10 @@ def test_a_prompt_is_hashed_for_stores_besides() -> None:
     assert made.ways("m") == [(0, RECIPE, None), (1, LEARNED, None), (2, example, None)]
     assert made.ways("l") == [(0, RECIPE, LORA), (2, example, LORA)]
     assert type(made.ways("m")[2][1]) is ExampleKeys
+
+
+def test_who_comes_next_is_whoever_has_less_to_do() -> None:
+    fleet = mirror(known(A), known(B), known(C))
+    fleet.load([3, 1, 2])
+    assert [each.id for each in fleet.by_load(RouteRequest("m"), B, 0.0)] == [C, A]
+    assert [each.id for each in fleet.by_load(RouteRequest("m", excluded=frozenset({C})), A, 0.0)] == [B]

@@ -23,6 +23,7 @@ from balancer.processes import remote as remote_module
 from balancer.processes.brain_server import BrainServer
 from balancer.processes.frames import framed
 from balancer.processes.remote import FALLBACK, RemoteBrain
+from indexer.index import ReplicaId
 from tests.support.gateways import close, get, post, split
 from tests.support.split import Split, settle, split_gateway
 from tests.support.upstream import OK, Received, Upstream, upstream
@@ -468,5 +469,30 @@ def test_a_gateway_says_itself_whether_it_lives_and_is_ready() -> None:
             assert await told("/ready") == "200 OK"
             both.remote.is_draining = True
             assert await told("/ready") == "503 Service Unavailable"
+
+    run(check())
+
+
+def test_a_request_that_went_elsewhere_than_it_was_sent_is_the_load_of_who_has_it() -> None:
+    class Passing:
+        arrived = 0
+
+        def leave(self) -> None:
+            pass
+
+    async def check() -> None:
+        async with upstream() as replica, pair(replica) as both:
+            (live,) = both.service.router.fleet
+            assert [each.id for each in both.remote.replicas()] == [live.replica.id]
+            lease = both.remote.adopt(live.replica.id, 7, Passing())
+            assert lease is not None
+            await eventually(lambda: (live.in_flight, live.queued_tokens) == (1, 7))
+            await both.lose_the_brain()
+            other = both.remote.adopt(live.replica.id, 0, Passing())
+            assert other is not None
+            both.remote.release_at_once(lease, Outcome.OK)
+            both.remote.release_at_once(other, Outcome.OK)
+            assert both.remote.open_leases == 0
+            assert both.remote.adopt(ReplicaId("nobody:1"), 0, Passing()) is None
 
     run(check())
