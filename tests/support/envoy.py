@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -186,12 +186,17 @@ class Envoy:
         self.admin = f"http://127.0.0.1:{admin}"
 
 
-@contextlib.contextmanager
-def envoy(wiring: Wiring, folder: Path) -> Iterator[Envoy]:
+def envoy(wiring: Wiring, folder: Path) -> contextlib.AbstractContextManager[Envoy]:
     """One that is ready to be asked."""
+    return configured(lambda port, admin: json.dumps(configuration(wiring, port, admin)), folder, "json")
+
+
+@contextlib.contextmanager
+def configured(text: Callable[[int, int], str], folder: Path, kind: str) -> Iterator[Envoy]:
+    """The same with a file that is made of (its port, that of its admin)."""
     port, admin = free_ports(2)
-    config, log = folder / f"envoy-{port}.json", folder / f"envoy-{port}.log"
-    config.write_text(json.dumps(configuration(wiring, port, admin)))
+    config, log = folder / f"envoy-{port}.{kind}", folder / f"envoy-{port}.log"
+    config.write_text(text(port, admin))
     words = [str(COMMAND), "-c", str(config), "--concurrency", "1", "--disable-hot-restart", "-l", "warning"]
     with log.open("wb") as sink, subprocess.Popen(words, stdout=sink, stderr=sink) as process:
         made = Envoy(process, port, admin)
