@@ -30,7 +30,7 @@ from tests.support.processes import ROOT, wait_for
 
 CONNECTIONS: Final = 16
 WARMUP_SECONDS: Final = 2.0
-CASES: Final = ("gateway_ids", "watch_ids", "watch_text", "leave_ids", "buffered_ids")
+CASES: Final = ("gateway_ids", "gateway_text", "watch_ids", "watch_text", "leave_ids", "buffered_ids")
 
 
 @contextlib.contextmanager

@@ -1,10 +1,12 @@
 """What a replica gets of a request that Envoy sends on, byte by byte: headers, ranks, prefill replicas, bodies."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from balancer.router import Router
 from tests.support.pickers import COMPLETIONS, picker, proxied
 from tests.support.upstream import Received, upstream
 from tests.support.waiting import run
@@ -164,5 +166,33 @@ def test_requests_without_a_body_go_by_load(tmp_path: Path) -> None:
             for path, method in (("/metrics", "GET"), ("/v1/models", "DELETE"), ("/v1/models/../sleep", "POST")):
                 assert (await made.ask(None, path, method)).status == 404
             await made.settled()
+
+    run(check())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_an_engine_is_told_to_load_is_put_into_its_body(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Router, "_hint", lambda *arguments: {"max_load_tokens": 0})
+
+    async def check() -> None:
+        async with upstream() as one, picker(urls=[one.url]) as made, proxied(made, tmp_path, request_body=mode):
+            assert (await made.ask(b'{"model":"m","prompt":[1,2,3]}')).status == 200
+            (got,) = one.received
+            told = json.loads(got.body)
+            assert told.pop("kv_transfer_params") == {"max_load_tokens": 0}
+            assert told == {"model": "m", "prompt": [1, 2, 3]}
+
+    run(check())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_fields_that_clients_may_not_send_are_taken_out(mode: str, tmp_path: Path) -> None:
+    async def check() -> None:
+        async with upstream() as one, picker(urls=[one.url]) as made, proxied(made, tmp_path, request_body=mode):
+            body = b'{"model":"m","kv_transfer_params":{"remote_host":"10.0.0.9"},"prompt":[1,2,3]}'
+            assert (await made.ask(body)).status == 200
+            assert json.loads(one.received[0].body) == {"model": "m", "prompt": [1, 2, 3]}
 
     run(check())
