@@ -12,24 +12,21 @@ import msgspec
 from balancer import openai
 from balancer.brain import Brain
 from balancer.core import Decision, Failure, Outcome, Replica, RouteRequest, Truth
-from balancer.disaggregation import bodies
-from balancer.disaggregation.counts import Alone, Ending, Leg
+from balancer.disaggregation.counts import Ending, Leg
 from balancer.disaggregation.plan import PARAMS, Connector
 from balancer.disaggregation.roles import Part
 from balancer.epp import destinations, mutations
 from balancer.epp.destinations import Place, Subset
+from balancer.epp.means import Means
 from balancer.epp.mutations import Said
+from balancer.epp.orders import Ask, End, Placed
 from balancer.epp.places import Places
-from balancer.epp.settings import EppSettings
-from balancer.epp.stream import Ask, End, Placed
+from balancer.epp.prefilling import Prefilling
 from balancer.errors import (
     BadRequest,
     BodyTooLarge,
-    Contended,
     NoReplica,
     RequestError,
-    Saturated,
-    UnknownModel,
     UnknownPath,
 )
 from balancer.gateway import headers
@@ -37,7 +34,6 @@ from balancer.gateway.access import MODELS, STRANGER, Access, Visit
 from balancer.gateway.asking import Asking, ending
 from balancer.gateway.front import canonical
 from balancer.gateway.intake import Intake
-from balancer.gateway.legs import for_prefill
 from balancer.gateway.placing import place
 from balancer.gateway.reading import Asked
 from balancer.gateway.refusals import refuse
@@ -50,7 +46,7 @@ from balancer.records import Record, Tried
 from balancer.request_counts import RequestCounts
 from balancer.stages import Stage
 from balancer.stalls import Answer
-from balancer.strip import members, with_field
+from balancer.strip import with_field
 from balancer.trace_context import TRACEPARENT
 from indexer.index import ReplicaId
 
@@ -67,21 +63,6 @@ class Refusal(msgspec.Struct, frozen=True):
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
     why: str
-
-
-class Means(msgspec.Struct, frozen=True):
-    """What every pick works with."""
-
-    service: Brain
-    counts: RequestCounts
-    access: Access
-    observer: Observer
-    intake: Intake
-    places: Places
-    connector: Connector
-    settings: EppSettings
-    loop: asyncio.AbstractEventLoop
-    expose: bool
 
 
 class Picker:
@@ -124,7 +105,7 @@ class Pick:
         self._asking: Asking
         self._decision: Decision
         self._noted: Tried
-        self._prefill: tuple[Decision, Tried] | None = None  # while its lease is open
+        self._prefilling = Prefilling(means)
         self._lease: int | None = None  # of the decision, while it is open
 
     @property
@@ -217,13 +198,13 @@ class Pick:
             wanted = await self._within(wanted, self._asked.subset)
         decision = await self._leased(wanted)
         try:
-            if decision.is_split and not await self._find_prefill(wanted):
+            if decision.is_split and not await self._prefilling.find(self._asking, wanted):
                 self._release(Outcome.CANCELLED)
                 decision = await self._leased(msgspec.structs.replace(wanted, part=Part.ALONE))
             return await self._placed(decision, wanted, visit)
         except BaseException:  # nothing was sent anywhere
             self._release(Outcome.CANCELLED)
-            self._end_prefill(Outcome.CANCELLED)
+            self._prefilling.end(Outcome.CANCELLED)
             raise
 
     async def _leased(self, wanted: RouteRequest) -> Decision:
@@ -246,24 +227,6 @@ class Pick:
             )
         return msgspec.structs.replace(wanted, excluded=wanted.excluded | excluded)
 
-    async def _find_prefill(self, wanted: RouteRequest) -> bool:
-        """Whether another replica can compute the prompt, and is to."""
-        asking, means = self._asking, self._means
-        path, reason = asking.origin.path, Alone.BODY
-        if bodies.can_split(path, members(asking.asked.body), shares=means.connector.shares):
-            reason = Alone.NOBODY
-            try:
-                chosen = await place(means.service, for_prefill(wanted, wanted.excluded), asking)
-            except (NoReplica, Contended, Saturated, UnknownModel):
-                pass
-            else:
-                self._prefill = chosen, means.observer.tried(asking.record, chosen)
-                if await means.places.of(chosen.replica.endpoint) is not None:
-                    return True
-                self._end_prefill(Outcome.CANCELLED)
-        means.counts.legs.alone[reason] += 1
-        return False
-
     async def _placed(self, decision: Decision, wanted: RouteRequest, visit: Visit) -> Placed:
         asking, means, asked = self._asking, self._means, self._asked
         chosen = await means.places.of(decision.replica.endpoint)
@@ -275,7 +238,7 @@ class Pick:
             body = None
         elif decision.hint:  # whose request brings no parameters of its own, and is not split
             body = with_field(asking.asked.body, PARAMS, decision.hint)
-        prefill = None if self._prefill is None else self._prefill[0]
+        prefill = self._prefilling.decision
         prefiller = None if prefill is None else str(means.places.known(prefill.replica.endpoint))
         destination = destinations.listed([chosen, *self._fallbacks(decision, wanted)], means.settings.fallbacks)
         own_id = asking.request.named.get(REQUEST_ID)
@@ -322,7 +285,7 @@ class Pick:
         means.counts.first_byte(
             self._asking.asked.request.model, means.loop.time() - self._started_at, self._decision.policy
         )
-        self._end_prefill(Outcome.OK)
+        self._prefilling.end(Outcome.OK)
 
     def moved(self, to: Place) -> None:
         """Another endpoint answers than was chosen: the lease is that of the one now, of which nothing was predicted."""
@@ -352,7 +315,7 @@ class Pick:
         decision = self._decision
         record.stages.passed(Stage.STREAM)
         self._release(ended.outcome, ended.truth, ended.failure)
-        self._end_prefill(Outcome.OK if ended.outcome is Outcome.OK else Outcome.CANCELLED)
+        self._prefilling.end(Outcome.OK if ended.outcome is Outcome.OK else Outcome.CANCELLED)
         if decision.is_split:
             means.counts.legs.ended(Leg.DECODE, _ending(ended), None)
         if ended.truth is not None:
@@ -368,17 +331,6 @@ class Pick:
         noted.outcome, noted.truth, noted.end = ended.outcome, ended.truth, self._record.stages.now()
         model, path = self._asking.asked.request.model, self._asking.origin.path
         self._means.counts.finished(model, path, self._decision, ended.outcome, ended.truth)
-
-    def _end_prefill(self, outcome: Outcome) -> None:
-        """The prompt has been computed elsewhere, or nobody waits for it any more."""
-        if self._prefill is None:
-            return
-        (decision, noted), self._prefill = self._prefill, None
-        means = self._means
-        noted.outcome, noted.end = outcome, self._record.stages.now()
-        means.counts.legs.ended(Leg.PREFILL, Ending.OK if outcome is Outcome.OK else Ending.CANCELLED, None)
-        means.counts.prefilled(self._asking.asked.request.model, decision, outcome, None)
-        means.service.release_at_once(decision.lease, outcome)
 
 
 def _ending(ended: End) -> Ending:

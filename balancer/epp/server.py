@@ -1,39 +1,31 @@
-"""The ext_proc service: streams of bytes over gRPC, each of them run by an ``Exchange``.
+"""The ext_proc service: streams of bytes over gRPC, each of them a ``Conversation``.
 
-Knows sockets, certificates, how large a message may be, and how the service ends. Never knows what is said: bytes become
-messages in ``balancer.epp.messages``, and orders come from ``balancer.epp.stream``.
-
-A stream costs two tasks, one that reads and one that waits for a decision; no message costs one. While a reply cannot be
-written, nothing is read: what Envoy sends is bounded by HTTP/2's windows then.
+Knows sockets, how large a message may be, and how the service ends. Never knows what is said.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import grpc
 
 from balancer.brain import Brain
 from balancer.disaggregation import plan
+from balancer.epp.certificate import Certificate
+from balancer.epp.conversation import Context, Conversation
 from balancer.epp.health import Health
-from balancer.epp.messages import read
-from balancer.epp.picker import Pick, Picker, Refusal
-from balancer.epp.settings import EppSettings
-from balancer.epp.stream import Ask, Close, End, Exchange, Give, Moved, Order, Rules, Send, Started, Unask
-from balancer.epp.wire import WireError
+from balancer.epp.picker import Picker
+from balancer.epp.stream import Rules
 from balancer.errors import ConfigError
 from balancer.gateway.access import Access
 from balancer.gateway.asking import ending
 from balancer.gateway.refusals import refuse
 from balancer.gateway.serving import Stopping
-from balancer.http.messages import Response
 from balancer.key_source import Watched
 from balancer.observer import Observer
 from balancer.request_counts import RequestCounts
-from balancer.tls import check_chain
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +42,6 @@ KEEPALIVE_MS: Final = 20_000
 
 SPARE_SECONDS: Final = 2.0
 """For streams to end that are told to."""
-
-LONGEST_TIMER: Final = 86_400.0
-"""Seconds; a request that may take longer has no limit."""
-
-_END: Final = grpc.aio.EOF
-_Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-_PROBLEM: Final = grpc.StatusCode.INVALID_ARGUMENT
 
 
 class EppServer:
@@ -78,7 +63,7 @@ class EppServer:
         self._is_ending = False
         self._certificate = Certificate(self.settings) if self.settings.cert_file is not None else None
         self._servers: list[grpc.aio.Server] = []
-        self._streams: set[_Stream] = set()
+        self._streams: set[Conversation] = set()
         self.port = 0
         """Where it listens, once it does."""
         self.health_port: int | None = None
@@ -182,191 +167,11 @@ class EppServer:
             stream.ended()
         await self._picker.places.close()
 
-    async def _process(self, requests: AsyncIterator[bytes], context: _Context) -> None:
-        stream = _Stream(self._picker, self._rules, self.settings.piece_bytes, context)
+    async def _process(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        stream = Conversation(self._picker, self._rules, self.settings.piece_bytes, context)
         self._streams.add(stream)
         try:
             await stream.run()
         finally:
             stream.ended()
             self._streams.discard(stream)
-
-
-class _Stream:
-    """One HTTP request of a proxy."""
-
-    def __init__(self, picker: Picker, rules: Rules, piece_bytes: int, context: _Context) -> None:
-        self._picker = picker
-        self._piece_bytes = piece_bytes
-        self._context = context
-        self._exchange = Exchange(rules)
-        self._pick: Pick | None = None
-        self._asking: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._writes = asyncio.Lock()
-        self._reader: asyncio.Task[Any] | None = None
-        self._is_over = False  # by our own will
-        self._problem = ""
-
-    async def run(self) -> None:
-        """Read until the proxy has nothing more to say, or nothing more is to be said to it."""
-        context, exchange = self._context, self._exchange
-        self._reader = asyncio.current_task()
-        try:
-            while not self._is_over:
-                data = await context.read()
-                if data is _END:
-                    break
-                try:
-                    message = read(data)
-                except WireError as error:
-                    await self._obey(exchange.broken(str(error)))
-                else:
-                    await self._obey(exchange.receive(message))
-        except asyncio.CancelledError:
-            if not self._is_over:
-                raise
-        except _GONE:
-            pass
-        async with self._writes:  # gRPC takes no status while a message goes out
-            pass
-        if self._problem:
-            await context.abort(_PROBLEM, self._problem)
-
-    def ended(self) -> None:
-        """Whatever was under way is over."""
-        for order in self._exchange.closed():
-            self._note(order)
-        if self._asking is not None:  # it may be giving a body back
-            self._asking.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
-
-    async def dismiss(self, told: Response) -> None:
-        """End it: who still waits for a decision is ``told`` that there will be none."""
-        assert isinstance(told.body, bytes)
-        lines = [("content-type", told.content_type), *told.headers]
-        headers = [(name.lower().encode(), value.encode()) for name, value in lines]
-        with contextlib.suppress(*_GONE):
-            orders = self._exchange.refused(told.status, headers, told.body, "draining")
-            if orders and self._asking is not None:
-                self._asking.cancel()
-            await self._obey(orders)
-        self._expire()
-
-    async def _obey(self, orders: Sequence[Order]) -> None:
-        for at, order in enumerate(orders):
-            if isinstance(order, Send):
-                await self._write(order.data, orders[at + 1 :])
-            elif isinstance(order, Give):
-                for piece in order.pieces(self._piece_bytes):
-                    await self._write(piece, orders[at + 1 :])
-            else:
-                self._note(order)
-
-    async def _write(self, data: bytes, rest: Sequence[Order]) -> None:
-        """Send it; if that cannot be, what else was ordered still counts but for what was to be sent."""
-        try:
-            async with self._writes:
-                await self._context.write(data)
-        except BaseException:
-            for order in rest:
-                if not isinstance(order, Send | Give):
-                    self._note(order)
-            raise
-
-    def _note(self, order: Order) -> None:
-        """What has nothing to be sent."""
-        pick = self._pick
-        match order:
-            case Started():
-                assert pick is not None
-                pick.started()
-            case End():
-                assert pick is not None
-                pick.end(order)
-                if self._timer is not None:
-                    self._timer.cancel()
-            case Ask():
-                self._pick = self._picker.pick(order, self._exchange)
-                self._asking = asyncio.create_task(self._ask(self._pick))
-            case Moved():
-                assert pick is not None
-                pick.moved(order.place)
-            case Unask():
-                if self._asking is not None:
-                    self._asking.cancel()
-            case Close():
-                self._is_over, self._problem = True, order.problem
-
-    async def _ask(self, pick: Pick) -> None:
-        try:
-            found = await pick.run()
-            if isinstance(found, Refusal):
-                await self._obey(self._exchange.refused(found.status, found.headers, found.body, found.why))
-                return
-            loop = asyncio.get_running_loop()
-            if pick.deadline - loop.time() < LONGEST_TIMER:
-                self._timer = loop.call_at(pick.deadline, self._expire)
-            await self._obey(self._exchange.decided(found))
-        except _GONE:  # whoever reads finds out, too
-            return
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            log.exception("a request could not be given a replica")
-            self._fail()
-
-    def _expire(self) -> None:
-        self._leave(self._exchange.expired())
-
-    def _fail(self) -> None:
-        self._leave(self._exchange.broken("kvlb itself has failed; its log says where"))
-
-    def _leave(self, orders: Sequence[Order]) -> None:
-        """End the stream, although nothing has come."""
-        for order in orders:
-            self._note(order)
-        if self._reader is not None and self._is_over:
-            self._reader.cancel()
-
-
-_GONE: Final = (
-    grpc.RpcError,
-    grpc.aio.AbortError,
-    grpc.aio.UsageError,
-    grpc.aio.InternalError,
-    asyncio.InvalidStateError,
-)
-"""What grpc.aio raises where a stream is no more."""
-
-
-class Certificate:
-    """The server's own, for handshakes; ``reload`` changes what those after it are shown.
-
-    Raises:
-        ConfigError: a file cannot be used.
-    """
-
-    def __init__(self, settings: EppSettings) -> None:
-        assert settings.cert_file is not None
-        self.paths = [path for path in (settings.cert_file, settings.key_file) if path is not None]
-        self._current = self._read()
-        self.credentials = grpc.dynamic_ssl_server_credentials(self._current, self._fetch)
-
-    def reload(self) -> None:
-        """Read the files again.
-
-        Raises:
-            ConfigError: they cannot be used; those of before stay in use.
-        """
-        self._current = self._read()
-
-    def _read(self) -> grpc.ServerCertificateConfiguration:
-        check_chain("epp", self.paths[0], self.paths[1] if len(self.paths) > 1 else None)
-        chain, key = Path(self.paths[0]).read_bytes(), Path(self.paths[-1]).read_bytes()
-        return grpc.ssl_server_certificate_configuration([(key, chain)])
-
-    def _fetch(self) -> grpc.ServerCertificateConfiguration:
-        """Asked before each handshake, in a thread of gRPC's own."""
-        return self._current

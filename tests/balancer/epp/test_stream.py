@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from balancer.core import Fault, Outcome
 from balancer.epp.destinations import Place
 from balancer.epp.messages import BodyMode, Kind, Message, Modes, Mutation
-from balancer.epp.stream import Ask, Close, End, Exchange, Give, Moved, Order, Placed, Rules, Send, Started, Unask
+from balancer.epp.orders import Ask, Close, End, Give, Moved, Order, Placed, Send, Started, Unask
+from balancer.epp.stream import Exchange, Rules
 from tests.support import ext_proc
 
 HEAD = [(b":method", b"POST"), (b":path", b"/v1/completions"), (b"x-own", b"1")]

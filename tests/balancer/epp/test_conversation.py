@@ -1,4 +1,4 @@
-"""``epp/server.py``: what a stream does while its proxy does not take what it is sent, and when it is gone."""
+"""``epp/conversation.py``: what a stream does while its proxy does not take what it is sent, and when it is gone."""
 
 import asyncio
 from typing import Any
@@ -7,10 +7,11 @@ import grpc
 import pytest
 
 from balancer.core import Outcome
-from balancer.epp import server as module
+from balancer.epp.conversation import Conversation
 from balancer.epp.destinations import Place
 from balancer.epp.messages import Mutation
-from balancer.epp.stream import Ask, End, Placed, Rules
+from balancer.epp.orders import Ask, End, Placed
+from balancer.epp.stream import Rules
 from tests.support import ext_proc
 from tests.support.waiting import eventually, run
 
@@ -79,8 +80,8 @@ class Context:
         self.heard.append(ext_proc.reply(data))
 
 
-def stream(picker: Picker, context: Context) -> module._Stream:
-    return module._Stream(picker, Rules(), PIECE, context)  # type: ignore[arg-type]
+def stream(picker: Picker, context: Context) -> Conversation:
+    return Conversation(picker, Rules(), PIECE, context)  # type: ignore[arg-type]
 
 
 def begun(size: int = 10) -> list[bytes]:
