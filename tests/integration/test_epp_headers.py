@@ -196,3 +196,21 @@ def test_fields_that_clients_may_not_send_are_taken_out(mode: str, tmp_path: Pat
             assert json.loads(one.received[0].body) == {"model": "m", "prompt": [1, 2, 3]}
 
     run(check())
+
+
+def test_a_subset_in_which_nobody_serves_the_model_can_serve_nothing_now(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with (
+            upstream() as one,
+            upstream("other") as two,
+            picker(urls=[one.url, two.url]) as made,
+            proxied(made, tmp_path),
+        ):
+            named = {"x_gateway_destination_endpoint_subset": made.endpoints[1]}
+            answer = await made.ask({"prompt": [1, 2, 3]}, **named)
+            assert (answer.status, answer.json["error"]["code"]) == (503, "no_replica")
+            answer = await made.ask({"model": "other", "prompt": [1, 2, 3]}, **named)
+            assert (answer.status, answer.headers["x-kvlb-replica"]) == (200, made.endpoints[1])
+            assert two.received[0].values("x-gateway-destination-endpoint-subset") == []
+
+    run(check())
