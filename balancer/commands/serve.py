@@ -12,11 +12,10 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 
-from balancer import line_file, snapshot_file
+from balancer import line_file, settings_file, snapshot_file
 from balancer import settings as settings_module
 from balancer.arms import in_words
 from balancer.commands import Command
@@ -125,7 +124,7 @@ def read_settings(args: argparse.Namespace) -> Settings:
     Raises:
         ConfigError: a file that cannot be read, or a setting that cannot be used.
     """
-    tree = _read_file(args.config) if args.config else {}
+    tree = settings_file.read(args.config) if args.config else {}
     server = tree.setdefault("server", {})
     overruled = {
         "host": args.host,
@@ -177,17 +176,6 @@ def check_lines(settings: LogSettings) -> None:
         problem = None if path is None else line_file.problem(path)
         if problem is not None:
             raise ConfigError(f"{setting}: '{path}': {problem}; name another file")
-
-
-def _read_file(name: str) -> dict[str, Any]:
-    try:
-        return settings_module.parse(Path(name).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--config: cannot read '{name}': {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--config: cannot read '{name}': {error}") from error
-    except ConfigError as error:
-        raise ConfigError(f"--config: '{name}': {error}") from error
 
 
 async def _serve(settings: Settings, startup_timeout: float | None, *, picks: bool) -> None:
