@@ -63,6 +63,7 @@ async def looking_at(settings: Settings, seconds: float, tell: Callable[[str], N
     ``tell`` is called with a line when that takes long enough to be wondered at.
     """
     sections = {name: getattr(settings, name) for name in Settings.__struct_fields__ if name not in TRACES}
+    sections["siblings"] = msgspec.structs.replace(settings.siblings, prewarm=False)
     service = RouterService(Settings(**sections))
     await service.start()
     try:
@@ -102,6 +103,7 @@ def _is_settled(facts: Facts) -> bool:
 def _awaited(facts: Facts) -> list[str]:
     """The addresses from which something is still to be expected."""
     silent = [each.url for each in facts.endpoints if each.problem == UNASKED]
+    silent += [each.address for each in facts.siblings if each.age is None and not each.problem and not each.is_self]
     return silent + [
         each.source.events if each.stream is None or not each.stream.is_connected else str(each.source.replay)
         for each in facts.caches

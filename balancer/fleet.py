@@ -10,7 +10,7 @@ of their ranks; engines compute prompts in the order in which they are sent, so 
 import math
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -19,6 +19,8 @@ import msgspec
 from balancer.bundles import ONE_MOMENT, Bundle, Work
 from balancer.core import DEFAULT_FEED, Feed, Replica
 from balancer.disaggregation.roles import Part, takes
+from balancer.siblings.others import IDLE, NOBODY, Grown, Others, OthersWork
+from balancer.siblings.report import ModelLoad, ReplicaLoad
 from balancer.speeds import PrefillModel, ReplicaSpeed
 from indexer.index import ReplicaId
 
@@ -78,6 +80,7 @@ class LiveReplica:
         "clear_at",
         "computing_since",
         "drain",
+        "given",
         "health",
         "held",
         "held_seconds",
@@ -85,6 +88,7 @@ class LiveReplica:
         "in_flight",
         "last_lease",
         "learns",
+        "others",
         "prefill",
         "priced_at",
         "queue",
@@ -99,6 +103,7 @@ class LiveReplica:
         "told_seconds",
         "usage",
         "usage_at",
+        "written",
     )
 
     def __init__(self, replica: Replica, prefill: ReplicaSpeed, tally: "_Tally") -> None:
@@ -129,6 +134,9 @@ class LiveReplica:
         self.priced_at = math.nan  # seconds for 1,000 tokens, by which all of them are counted
         self.computing_since: float | None = None
         self.bundle: Bundle | None = None
+        self.others = NOBODY
+        self.given = 0  # requests, and tokens that these brought into its cache, ever
+        self.written = 0
         self._written = 0
         self._inflow = _Decaying()
         self._adapters: OrderedDict[str, None] = OrderedDict()
@@ -142,6 +150,17 @@ class LiveReplica:
     def answering(self) -> int:
         """Requests that have begun to answer, and have not ended."""
         return self.in_flight - len(self.queue) - len(self.held)
+
+    def load(self) -> ReplicaLoad:
+        """What this gateway has there, for its siblings."""
+        return ReplicaLoad(
+            in_flight=self.in_flight,
+            waiting=self.waiting,
+            queued_tokens=self.queued_tokens,
+            active_tokens=self.active_tokens,
+            given=self.given,
+            written=self.written,
+        )
 
     @property
     def skipped(self) -> int:
@@ -283,13 +302,14 @@ class _Lease(msgspec.Struct):
 class _Tally:
     """What all replicas of a model were given: requests, work, and what of it was there already."""
 
-    __slots__ = ("able", "busy", "count", "reused", "work")
+    __slots__ = ("able", "busy", "count", "others", "reused", "work")
 
     def __init__(self) -> None:
         self.count = 0
         self.work = _Decaying()
         self.busy = _Averaged()
         self.reused = _Share()
+        self.others = IDLE
         self.able: int | None = None  # how many of them are available, as long as nothing changes
 
 
@@ -411,6 +431,8 @@ class Fleet:
         seconds = live.prefill.seconds(uncached_tokens, work.context, work.answers)
         goes = rank is None or uncached_tokens <= self._feed.small or (not live.held and self._takes(live, now))
         live.in_flight += 1
+        live.given += 1
+        live.written += uncached_tokens + loads
         live.last_lease = lease
         live.tally.count += 1
         live.seen_at = live.tally.count
@@ -539,11 +561,47 @@ class Fleet:
         tally = live.tally
         if tally.able is None:
             tally.able = sum([each.is_available() for each in self if each.tally is tally])
-        return max(tally.work.rate(now), tally.busy.mean(now)) / max(1, tally.able)
+        able, others = max(1, tally.able), tally.others
+        busy = tally.busy.mean(now) / able
+        if others.busy:  # each of them knows its own part, and which are the same nobody knows
+            idle = 1 - min(1.0, busy)
+            for each in others.busy:
+                idle *= 1 - min(1.0, each / able)
+            busy = max(busy, 1 - idle)
+        return max((tally.work.rate(now) + others.work) / able, busy)
 
     def reuse(self, live: LiveReplica) -> float:
         """The share of prompt tokens of its model that lay where they were sent, of the last minutes."""
         return live.tally.reused.share
+
+    # Other gateways before the same replicas
+
+    def loads(self) -> dict[ReplicaId, ReplicaLoad]:
+        """What this gateway has at each replica."""
+        return {name: live.load() for name, live in self._live.items()}
+
+    def work(self, now: float) -> dict[str, ModelLoad]:
+        """What this gateway gives all replicas of each model."""
+        return {
+            model: ModelLoad(work=tally.work.rate(now), busy=max(0.0, tally.busy.mean(now)))
+            for model, tally in self._tallies.items()
+        }
+
+    def beside(self, others: Mapping[ReplicaId, Others], work: Mapping[str, OthersWork]) -> None:
+        """From now on others have this there, and nothing elsewhere."""
+        for name, live in self._live.items():
+            live.others = others.get(name, NOBODY)
+        for model, tally in self._tallies.items():
+            tally.others = work.get(model, IDLE)
+
+    def others_gave(self, given: Sequence[Grown], now: float) -> None:
+        """Others have sent requests there, which count as those of this gateway do for who is in use, and how full it gets."""
+        found = [(live, each) for each in given if (live := self._live.get(each.replica)) is not None]
+        for live, each in found:
+            live.tally.count += each.requests
+            live.wrote(each.tokens, now)
+        for live, _ in found:
+            live.seen_at = live.tally.count
 
     def _counts_change(self) -> None:
         for tally in self._tallies.values():

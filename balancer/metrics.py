@@ -21,6 +21,7 @@ from balancer.observer import Observer
 from balancer.request_counts import SECONDS, RequestCounts
 from balancer.request_metrics import RequestCollector
 from balancer.service import RouterService
+from balancer.siblings import metrics as sibling_metrics
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody here reads
 
@@ -87,6 +88,7 @@ class _RouterCollector(IndexCollector):
         yield from self._audit()
         yield from self._tokenizer()
         yield from self._snapshot()
+        yield from sibling_metrics.collect(self._service.siblings.told(), self._service.router.fleet)
         yield from self._discovery()
         yield from self._processes()
 

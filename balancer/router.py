@@ -35,6 +35,7 @@ from balancer.matching import Holding
 from balancer.policies.base import Policy
 from balancer.sessions import Sessions
 from balancer.shadow import Seen, Shadow
+from balancer.siblings.others import NOBODY
 from balancer.slow_start import SlowStart, SlowStartSettings
 from balancer.stages import UNTIMED, Stage
 from balancer.stores import Store
@@ -384,6 +385,15 @@ class Router:
             name = live.replica.id
             cached = matches.get(name, 0)
             answering = live.in_flight - len(live.queue) - len(live.held)
+            in_flight, waiting = live.in_flight, live.in_flight - answering
+            queued, active = live.queued_tokens, live.active_tokens
+            others = live.others
+            if others is not NOBODY:
+                in_flight += others.requests(live.in_flight)
+                waiting = min(in_flight, waiting + others.unanswered(waiting))
+                queued += others.queued(live.queued_tokens)
+                active += others.active(live.active_tokens)
+                answering = in_flight - waiting
             speed = live.prefill.speed((prompt_tokens + cached) / 2, answering)
             wait, passed = live.sent_wait(now), 0
             mix = mixes.get(name) if mixes else None
@@ -391,21 +401,23 @@ class Router:
             if live.held:
                 rank = acting.rank((prompt_tokens - cached - loaded) / speed, came_at)
                 wait, passed = (live.wait(now), 0) if rank is None else live.standing(rank + request.yields, now)
+            if queued > live.queued_tokens:
+                wait += (queued - live.queued_tokens) / speed
             candidates.append(
                 Candidate(  # by position, which costs half as much as by name
                     name,
                     prompt_tokens,
                     cached,
-                    live.queued_tokens,
-                    live.in_flight,
+                    queued,
+                    in_flight,
                     live.last_lease,
                     views[name].state,
                     1.0 if shares is None else shares[at],
                     lean(beginning, name) if beginning else 0,
                     wait,
                     speed,
-                    live.in_flight - answering,
-                    live.active_tokens,
+                    waiting,
+                    active,
                     live.room_tokens,
                     name == session_at,
                     passed,

@@ -51,6 +51,8 @@ from balancer.recording import Recorder
 from balancer.retries import Retries
 from balancer.router import Router
 from balancer.settings import DiscoverySettings, ReplicaSettings, Settings
+from balancer.siblings.exchange import Exchange
+from balancer.siblings.watching import Siblings
 from balancer.signals import Sign
 from balancer.silence import SILENT_AFTER, Silence, likely_causes
 from balancer.stages import UNTIMED, Stages
@@ -132,6 +134,8 @@ class RouterService:
             Handover(self.router, None if finds_more else [replica.url for replica in settings.replicas]),
             self._hold_events,
         )
+        exchange = Exchange(self.router.fleet, self.router.sessions, self.warm.name, settings.siblings.interval_seconds)
+        self.siblings = Siblings(settings.siblings, exchange)
         self.session: aiohttp.ClientSession
         self.tokenizer: Tokenizer
         self.feed: EventFeed
@@ -161,8 +165,13 @@ class RouterService:
 
     async def _begin(self) -> None:
         """Take over what there is, and only then look at the fleet: a snapshot is restored into an empty index."""
-        await self.warm.load(self.session)
-        self._tasks += [asyncio.create_task(self._tick()), asyncio.create_task(self.warm.run())]
+        found = await self.siblings.to_take_over_from(self.session)
+        await self.warm.load(self.session, found, self.settings.siblings.api_key)
+        self._tasks += [
+            asyncio.create_task(self._tick()),
+            asyncio.create_task(self.warm.run()),
+            asyncio.create_task(self.siblings.run(self.session)),
+        ]
         self.targets.begin()
 
     async def stop(self) -> None:
@@ -758,6 +767,7 @@ class RouterService:
             self._obey_orders,
             self._tell_knowledge,
             self.stores.look,
+            self.siblings.refresh,
             self._look_after,
         )
         told: dict[int, float] = {}

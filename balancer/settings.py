@@ -33,6 +33,8 @@ from balancer.limits import LimitSettings
 from balancer.openai import PATHS
 from balancer.retries import RetrySettings
 from balancer.security import AuthSettings, CorsSettings, TenantSettings, TlsSettings
+from balancer.siblings import settings as siblings
+from balancer.siblings.settings import SiblingSettings
 from balancer.slow_start import SlowStartSettings
 from balancer.store_settings import StoreSettings
 from balancer.timeouts import RouteTimeouts, TimeoutSettings
@@ -249,6 +251,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     index: IndexSettings = IndexSettings()
     log: LogSettings = LogSettings()
     snapshot: SnapshotSettings = SnapshotSettings()
+    siblings: SiblingSettings = SiblingSettings()
     tracing: TracingSettings = TracingSettings()
     auth: AuthSettings = AuthSettings()
     tls: TlsSettings = TlsSettings()
@@ -313,7 +316,10 @@ def convert(tree: dict[str, Any]) -> Settings:
     roots = [msgspec.structs.replace(replica, url=_root(replica.url)) for replica in settings.replicas]
     links = [msgspec.structs.replace(link, replicas=tuple(map(_root, link.replicas))) for link in settings.links]
     stores = [msgspec.structs.replace(store, replicas=tuple(map(_root, store.replicas))) for store in settings.stores]
-    settings = msgspec.structs.replace(settings, replicas=tuple(roots), links=tuple(links), stores=tuple(stores))
+    others = msgspec.structs.replace(settings.siblings, urls=tuple(map(_root, settings.siblings.urls)))
+    settings = msgspec.structs.replace(
+        settings, replicas=tuple(roots), links=tuple(links), stores=tuple(stores), siblings=others
+    )
     _check(settings)
     return settings
 
@@ -439,6 +445,9 @@ def _check(settings: Settings) -> None:
         raise ConfigError(f"snapshot.path: {path!a} names no file; give one like /var/lib/kvlb/index")
     for at, url in enumerate(settings.snapshot.siblings):
         check_url(f"snapshot.siblings[{at}]", url)
+    for at, url in enumerate(settings.siblings.urls):
+        check_url(f"siblings.urls[{at}]", url)
+    siblings.check(settings.siblings)
     if settings.tracing.endpoint is not None:
         check_url("tracing.endpoint", settings.tracing.endpoint)
     for path, share in (

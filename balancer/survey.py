@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from balancer import snapshot_file
-from balancer.checks.facts import Cache, Endpoint, Facts, Overruled, SharedStore, Source, Stream
+from balancer.checks.facts import Cache, Endpoint, Facts, Overruled, SharedStore, Sibling, Source, Stream
 from balancer.core import Outcome
 from balancer.disaggregation import plan
 from balancer.facts import CacheConfig, Described, describe
@@ -66,6 +66,8 @@ def survey(service: RouterService, snapshot: SnapshotSettings | None = None) -> 
         salts=salts.distinct,
         disaggregation=_disaggregation(service),
         stores=tuple(_store(service, store) for store in service.router.caches.stores),
+        siblings=tuple(msgspec.convert(each, Sibling, from_attributes=True) for each in service.siblings.told()),
+        siblings_problem=service.siblings.problem,
     )
 
 

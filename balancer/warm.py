@@ -10,7 +10,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
@@ -101,19 +101,38 @@ class WarmStart:
 
     # At the start
 
-    async def load(self, session: aiohttp.ClientSession) -> None:
-        """Take over from the first sibling that has anything, else from the file, else begin with nothing."""
+    async def load(
+        self, session: aiohttp.ClientSession, found: Sequence[str] = (), found_key: str | None = None
+    ) -> None:
+        """Take over from the first sibling that has anything, else from the file, else begin with nothing.
+
+        ``found`` are siblings that nobody has named and that have just answered, ``found_key`` the key for them; all of them
+        together get the time that one gets that is named.
+        """
         path = None if self._settings.path is None else Path(self._settings.path)
         if path is not None:
             await asyncio.to_thread(snapshot_file.remove_leftovers, path)
-        if not await self._load_from_siblings(session) and path is not None:
+        has_index = await self._load_from_siblings(session) or await self._load_from_found(session, found, found_key)
+        if not has_index and path is not None:
             await self._load(str(path), snapshot_file.read(path))
         self.is_loaded = True
 
     async def _load_from_siblings(self, session: aiohttp.ClientSession) -> bool:
+        seconds = self._settings.sibling_timeout_seconds
         for url in self._settings.siblings:
-            log.info("asking %s for its index (at most %g s)", url, self._settings.sibling_timeout_seconds)
-            if await self._load(url, self._from_sibling(session, url)):
+            log.info("asking %s for its index (at most %g s)", url, seconds)
+            if await self._load(url, self._from_sibling(session, url, self._settings.sibling_api_key, seconds)):
+                return True
+        return False
+
+    async def _load_from_found(self, session: aiohttp.ClientSession, found: Sequence[str], key: str | None) -> bool:
+        until = time.monotonic() + self._settings.sibling_timeout_seconds
+        for url in found:
+            seconds = until - time.monotonic()
+            if seconds <= 0:
+                return False
+            log.info("asking %s for its index (at most %.3g s)", url, seconds)
+            if await self._load(url, self._from_sibling(session, url, key, seconds)):
                 return True
         return False
 
@@ -152,15 +171,17 @@ class WarmStart:
         )
         return True
 
-    async def _from_sibling(self, session: aiohttp.ClientSession, url: str) -> AsyncGenerator[bytes, None]:
+    async def _from_sibling(
+        self, session: aiohttp.ClientSession, url: str, key: str | None, seconds: float
+    ) -> AsyncGenerator[bytes, None]:
         timeout = aiohttp.ClientTimeout(
-            total=self._settings.sibling_timeout_seconds,
+            total=seconds,
             sock_connect=SIBLING_CONNECT_SECONDS,
             sock_read=SIBLING_SILENCE_SECONDS,
         )
         asked, headers = url.rstrip("/") + PATH, {ASKER: self.name}
-        if self._settings.sibling_api_key is not None:
-            headers["Authorization"] = f"Bearer {self._settings.sibling_api_key}"
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
         async with session.get(asked, headers=headers, timeout=timeout, allow_redirects=False) as response:
             if response.status == 409:
                 raise SnapshotError("it is this gateway itself; name another one with --sibling")

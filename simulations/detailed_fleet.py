@@ -58,7 +58,8 @@ class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         closed_loop: as in ``simulations.simple.SimpleFleet``.
         event_lag: seconds from a step's end until the router has read its events.
         event_loss: share of batches that are lost for good, without the router being told.
-        gateways: routers that share the fleet and know nothing of each other; requests come to each in turn.
+        gateways: routers that share the fleet; requests come to each in turn.
+        exchange: seconds after which each asks the others again what they have under way; without it, none knows of another.
         restarts: what dies when.
         store: a shared store, from which replicas load what they do not hold (``simulations.shared_store``).
         disaggregation: prefill and decode replicas (``simulations.disaggregated``).
@@ -79,6 +80,7 @@ class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     event_lag: Delay = 0.001
     event_loss: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     gateways: Count = 1
+    exchange: Positive | None = None
     restarts: tuple[Restart, ...] = ()
     store: StoreSettings | None = None
     disaggregation: Disaggregation | None = None
@@ -120,4 +122,4 @@ def told(fleet: DetailedFleet) -> dict[str, str | int | float | bool | None]:
 
 
 _STRUCTURED: Final = ("latency", "speeds", "restarts")
-_OPTIONAL: Final = ("store", "disaggregation")
+_OPTIONAL: Final = ("exchange", "store", "disaggregation")

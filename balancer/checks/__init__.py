@@ -6,7 +6,7 @@ A finding says what is, and what to do where it is not right. One more check is 
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from balancer.checks import ends, fleet, replicas
+from balancer.checks import ends, fleet, replicas, siblings
 from balancer.checks.facts import Facts
 from balancer.checks.finding import Finding, Result, gathered
 
@@ -37,6 +37,7 @@ CHECKS: Final[dict[str, Callable[[Facts], Iterable[Finding]]]] = {
     "salts": fleet.salts,
     "memory": fleet.memory,
     "snapshot": fleet.snapshot,
+    "siblings": siblings.siblings,
 }
 """Name -> check. The names are those of docs/doctor.md."""
 

@@ -156,6 +156,20 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
+class Sibling(msgspec.Struct, frozen=True, kw_only=True):
+    """Another gateway, as ``balancer.siblings.book.Told``."""
+
+    address: str
+    gateway: str | None = None
+    is_self: bool = False
+    problem: str | None = None
+    age: float | None = None
+    common: int = 0
+    only_there: tuple[str, ...] = ()
+    only_here: tuple[str, ...] = ()
+    differs_seconds: float = 0.0
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the checks look at.
 
@@ -163,7 +177,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     ``is_gateway`` is false where a fleet is looked at that nobody serves yet. ``snapshot`` is the file that the index is saved
     to, ``snapshot_problem`` why that cannot be written, ``taken_over_from`` where it began with so many blocks,
     ``not_taken_over`` the sibling or file that had none to give, and why. ``requests``, ``salted`` and ``salts`` count the last
-    requests, those with a ``cache_salt``, and the different ones.
+    requests, those with a ``cache_salt``, and the different ones. ``siblings`` are other gateways, as far as any were named;
+    ``siblings_problem`` is why these may not be all.
     """
 
     kvlb: str
@@ -183,3 +198,5 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[Sample, ...] = ()
     disaggregation: tuple[str, ...] = ()
     stores: tuple[SharedStore, ...] = ()
+    siblings: tuple[Sibling, ...] = ()
+    siblings_problem: str | None = None

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from balancer.errors import NoReplica, RequestError, UnknownModel, UnknownPath
-from balancer.gateway import audit, debug, index_api, recording, replicas, snapshot
+from balancer.gateway import audit, debug, index_api, load, recording, replicas, snapshot
 from balancer.gateway.access import Access
 from balancer.gateway.refusals import error_response
 from balancer.http.parsing import MAX_HEAD_BYTES
@@ -41,6 +41,7 @@ def build_app(service: RouterService, metrics: Metrics, access: Access) -> web.A
     recording.add_routes(app, service)
     audit.add_routes(app, service)
     snapshot.add_routes(app, service.warm)
+    load.add_routes(app, service.siblings.exchange)
     index_api.add_routes(app, service)
     replicas.add_routes(app, service)
     return app
@@ -153,6 +154,8 @@ class _Control:
                 "recipe": router.caches.recognitions[live.replica.id].recipe,
                 "in_flight": live.in_flight,
                 "queued_tokens": live.queued_tokens,
+                "others_in_flight": live.others.requests(live.in_flight),
+                "others_queued_tokens": live.others.queued(live.queued_tokens),
                 "blocks": router.caches.index.gpu.blocks(live.replica.id),
                 "copies": router.caches.index.gpu.copies(live.replica.id),
                 "knowledge": _knowledge(router.caches.view(live.replica.id, monotonic), monotonic),
@@ -178,6 +181,7 @@ class _Control:
                 "lives": self._service.follower.lives,
             },
             "snapshot": self._service.warm.told(),
+            "siblings": {"problem": self._service.siblings.problem, "addresses": self._service.siblings.told()},
             "processes": {"brain": self._service.census.brain, "gateways": self._service.census.gateways},
             "stores": self._service.stores.status(),
             "replicas": found,
