@@ -37,12 +37,17 @@ ECHO: Final = 1.0
 MOST_ECHO: Final = 3.0
 """Times as many requests as this gateway gets; of a sibling that gets more, no more is expected."""
 
-SOONER: Final = 0.25
-"""Requests that siblings may send, for each replica of the fleet, until they are asked again: so many more of them, and this
-gateway chooses by a load that is not there any more."""
-
 MOST_A_SECOND: Final = 40.0
-"""Questions in a second, to all siblings together; each costs two gateways some milliseconds."""
+"""Questions in a second, to all siblings together."""
+
+REPLICA_SECONDS: Final = 1e-5
+"""What a question costs two gateways for each replica of the fleet, about."""
+
+MOST_OF_TIME: Final = 0.04
+"""How much of a gateway's time may go into questions."""
+
+BUSY: Final = 1.0
+"""Requests a second that all siblings together are sent, from which on they are asked as often as that allows."""
 
 RATIO_SECONDS: Final = 10.0
 """What was sent so long ago counts a third of what is sent now, for who is sent how much."""
@@ -206,13 +211,16 @@ class Book:
         return min(1.0, max(0.0, left))
 
     def pause(self, now: float) -> float:
-        """Seconds from one question to a sibling to the next: sooner than set where siblings send much."""
+        """Seconds from one question to a sibling to the next: sooner than set as long as siblings are sent anything.
+
+        Where a conversation begins, it stays: by a load that was there half a second ago, beginnings pile up on some replicas.
+        """
         counting = [each for each, _ in self._counting(now)]
-        rate = sum(each.rate for each in counting)
-        if not rate:
+        if sum(each.rate for each in counting) < BUSY:
             return self._interval
         replicas = max(len(each.then) for each in counting)
-        return min(self._interval, max(SOONER * replicas / rate, len(counting) / MOST_A_SECOND))
+        least = max(1 / MOST_A_SECOND, REPLICA_SECONDS * replicas / MOST_OF_TIME)
+        return min(self._interval, len(counting) * least)
 
     def others(self, now: float) -> tuple[dict[ReplicaId, Others], dict[str, OthersWork]]:
         """What all siblings together have at each replica, and give each model."""

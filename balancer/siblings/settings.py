@@ -28,7 +28,7 @@ class SiblingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     server: str | None = None
     """The name server to ask for host, such as 10.96.0.10:53; those of the system without it."""
     interval_seconds: float = 0.5
-    """After which each is asked again, or sooner: where siblings send many requests (``balancer.siblings.book``)."""
+    """After which each is asked again, or sooner while siblings are sent anything (``Book.pause``)."""
     timeout_seconds: float = 2.0
     """For an answer."""
     api_key: str | None = None

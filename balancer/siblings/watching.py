@@ -48,6 +48,7 @@ class Siblings:
         self.exchange = exchange
         self.finder = finder or Finder(settings)
         self._settings = settings
+        exchange.book.set(settings.urls)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._said: dict[tuple[str, str], float] = {}
         self._headers = {ASKER: exchange.book.own}

@@ -225,6 +225,7 @@ def test_no_path_reaches_an_engine_or_the_state_of_the_fleet_without_a_key(tmp_p
         "/v1/models",
         "/v1/models/m",
         "/kvlb/status",
+        "/kvlb/load",
         "/kvlb/snapshot",
         "/debug/decisions",
         "/debug/facts",

@@ -1,0 +1,73 @@
+"""``balancer/siblings/finding.py``: siblings by a name, as a name server tells them."""
+
+import asyncio
+
+import dns.rcode
+import pytest
+
+from balancer.settings import convert
+from balancer.siblings import finding
+from balancer.siblings.finding import Finder
+from tests.support.name_server import name_server
+from tests.support.waiting import eventually, run
+
+NAME = "kvlb-gateways.default.svc"
+
+
+def finder(server: str, **more: object) -> Finder:
+    section = {"host": NAME, "port": 8080, "server": server, "timeout_seconds": 0.5, **more}
+    return Finder(convert({"siblings": section}).siblings)
+
+
+def test_fixed_addresses_are_all_there_is_to_know() -> None:
+    async def scenario() -> None:
+        fixed = Finder(convert({"siblings": {"urls": ["http://a", "http://b"]}}).siblings)
+        assert await fixed.once() == ["http://a", "http://b"]
+        assert [each async for each in fixed.watch()] == [["http://a", "http://b"]]
+
+    run(scenario())
+
+
+def test_a_name_stands_for_all_of_them_and_follows_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding, "LEAST_PAUSE", 0.02)
+    monkeypatch.setattr(finding, "LEAVE_SECONDS", 0.1)
+
+    async def scenario() -> None:
+        async with name_server() as server:
+            server.records[NAME, "A"] = ["10.0.0.1", "10.0.0.2"]
+            found = finder(server.address, scheme="https")
+            assert await found.once() == ["https://10.0.0.1:8080", "https://10.0.0.2:8080"]
+            lists: list[list[str]] = []
+
+            async def follow() -> None:
+                async for urls in found.watch():
+                    lists[len(lists) :] = [urls]
+
+            task = asyncio.create_task(follow())
+            try:
+                await eventually(lambda: lists)
+                server.records[NAME, "A"] = ["10.0.0.2", "10.0.0.3"]
+                await eventually(lambda: lists[-1] == ["https://10.0.0.2:8080", "https://10.0.0.3:8080"])
+                assert any(len(each) == 3 for each in lists)  # one that is missing counts for a while
+                server.rcode = dns.rcode.SERVFAIL
+                await eventually(lambda: found.problem is not None)
+                assert NAME in str(found.problem)
+                server.rcode = None
+                await eventually(lambda: found.problem is None)
+                assert len(lists[-1]) == 2
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    run(scenario())
+
+
+def test_at_the_start_nobody_waits_long_for_a_name_server() -> None:
+    async def scenario() -> None:
+        async with name_server() as server:
+            server.is_silent = True
+            found = finder(server.address)
+            assert await found.once() == []
+            assert "cannot be resolved" in str(found.problem)
+
+    run(scenario())
