@@ -40,6 +40,9 @@ MOST_ECHO: Final = 3.0
 MOST_A_SECOND: Final = 40.0
 """Questions in a second, to all siblings together."""
 
+NEW_SECONDS: Final = 2.0
+"""For so long nobody can say how much a sibling is sent."""
+
 REPLICA_SECONDS: Final = 1e-5
 """What a question costs two gateways for each replica of the fleet, about."""
 
@@ -115,6 +118,7 @@ class _Sibling:
         self.theirs = self.ours = 0.0  # requests lately
         self.counted_at = -math.inf
         self.rate = 0.0  # requests a second
+        self.since = math.inf  # when this life of whoever is there was first heard of
 
     def forget(self) -> None:
         self.report = None
@@ -123,6 +127,7 @@ class _Sibling:
         self.only_there = self.only_here = ()
         self.differs_since = None
         self.theirs = self.ours = self.rate = 0.0
+        self.since = math.inf
 
     @property
     def echo(self) -> float:
@@ -186,6 +191,8 @@ class Book:
         if before is not None:
             self._compare(sibling, sum(each.requests for each in grown), then, asked_at)
         sibling.report, sibling.then, sibling.counted_at = report, then, asked_at
+        if before is None:
+            sibling.since = asked_at
         _differ(sibling, report.replicas.keys(), then.keys(), now)
         news = f"tells what it has under way (gateway {report.gateway})" if is_news else None
         return Heard(is_counted=True, grown=grown, news=news)
@@ -211,16 +218,20 @@ class Book:
         return min(1.0, max(0.0, left))
 
     def pause(self, now: float) -> float:
-        """Seconds from one question to a sibling to the next: sooner than set as long as siblings are sent anything.
+        """Seconds from one question to a sibling to the next: sooner than set while siblings are sent anything, or are new.
 
         Where a conversation begins, it stays: by a load that was there half a second ago, beginnings pile up on some replicas.
         """
         counting = [each for each, _ in self._counting(now)]
-        if sum(each.rate for each in counting) < BUSY:
+        is_new = any(
+            now - each.since < NEW_SECONDS and not each.is_self and each.problem is None
+            for each in self._siblings.values()
+        )
+        if not is_new and sum(each.rate for each in counting) < BUSY:
             return self._interval
-        replicas = max(len(each.then) for each in counting)
+        replicas = max([len(each.then) for each in counting], default=0)
         least = max(1 / MOST_A_SECOND, REPLICA_SECONDS * replicas / MOST_OF_TIME)
-        return min(self._interval, len(counting) * least)
+        return min(self._interval, max(1, len(counting)) * least)
 
     def others(self, now: float) -> tuple[dict[ReplicaId, Others], dict[str, OthersWork]]:
         """What all siblings together have at each replica, and give each model."""

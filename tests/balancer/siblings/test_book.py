@@ -197,13 +197,16 @@ def test_who_is_sent_less_is_expected_to_have_done_less() -> None:
 
 def test_siblings_that_send_anything_are_asked_sooner() -> None:
     book = made()
-    assert book.pause(0.0) == 0.5
+    assert book.pause(0.0) == pytest.approx(1 / module.MOST_A_SECOND)  # nobody knows yet what it is sent
     hear(book, report(1), 1.0)
-    hear(book, report(2), 1.5)
-    assert book.pause(1.6) == 0.5  # nothing is sent
-    hear(book, report(3, replicas={A: busy(given=5)}), 2.0)
-    assert book.pause(2.1) == pytest.approx(1 / module.MOST_A_SECOND)
+    assert book.pause(1.1) == pytest.approx(1 / module.MOST_A_SECOND)
+    hear(book, report(2), 3.5)
+    assert book.pause(3.6) == 0.5  # nothing is sent
+    hear(book, report(3, replicas={A: busy(given=5)}), 4.0)
+    assert book.pause(4.1) == pytest.approx(1 / module.MOST_A_SECOND)
     assert book.pause(60.0) == 0.5  # nothing has been heard since
+    book.failed(HERE, "connection refused", "failed", is_gone=True)
+    assert book.pause(4.1) == 0.5
 
 
 @pytest.mark.parametrize(

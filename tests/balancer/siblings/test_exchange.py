@@ -39,13 +39,13 @@ class Side:
         report = decode(encode(other.exchange.report(now, asking.after)))
         return self.exchange.heard(asking, report, now + answers_after)
 
-    def send(self, *tokens: int, now: float, excluded: str = "", draw: float = 0.5, **changes: object) -> Decision:
+    def send(self, *tokens: int, now: float, excluded: str = "", draw: float = 0.5, session: int = 0) -> Decision:
         names_excluded = frozenset(map(ReplicaId, excluded))
-        return self.router.route(request(tokens, excluded=names_excluded, **changes), now, draw)
+        return self.router.route(request(tokens, excluded=names_excluded, session=session), now, draw)
 
 
 def pair(policy: str, **changes: object) -> tuple[Side, Side]:
-    one, two = Side("one", policy, **changes), Side("two", policy, **changes)
+    one, two = Side("one", policy, "ab", **changes), Side("two", policy, "ab", **changes)
     one.follow(two)
     two.follow(one)
     return one, two
@@ -218,7 +218,7 @@ def test_only_what_is_new_is_told_again() -> None:
 def test_gateways_choose_alike_where_nobody_holds_anything(policy: str) -> None:
     """Whatever the dice say, and whichever replica each of them has met first."""
     sides = [Side(name, policy, replicas) for name, replicas in (("one", "abc"), ("two", "cba"), ("three", "bca"))]
-    chosen = []
+    chosen: list[ReplicaId] = []
     for number in range(20):
         asked = request(prompt(number, 300 * RECIPE.block_size))
         found = {side.router.consider(asked, 1.0, draw).replica.id for side in sides for draw in (0.0, 0.4, 0.99)}

@@ -43,9 +43,10 @@ def talks(
     systems: int = 4,
     system: int = 512,
     answer: int = 100,
+    seed: int = 3,
 ) -> Traffic:
     """Conversations of six turns, so many new ones in ten seconds, behind a few shared system prompts."""
-    dice, traffic = random.Random(3), Traffic()
+    dice, traffic = random.Random(seed), Traffic()
     count = int(rate * seconds / 10)
     asks = []
     for talk in range(count):
