@@ -127,7 +127,8 @@ class Pods:
         self.names.records[NAME, "A"] = [each.host for each in self.ready]
 
     def _counts_all(self, status: Any) -> bool:
-        return sum(each["weight"] > 0 for each in status["siblings"]["addresses"]) == len(self.all) - 1
+        weights = [each["weight"] for each in status["siblings"]["addresses"]]
+        return len([weight for weight in weights if weight > 0]) == len(self.all) - 1
 
     async def _until(self, pod: Pod, path: str, is_enough: Any) -> None:
         async with asyncio.timeout(SECONDS):

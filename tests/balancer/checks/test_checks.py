@@ -27,6 +27,7 @@ def test_where_all_is_well_every_check_says_so() -> None:
         "connector",
         "channel",
         "stores",
+        "siblings",
     }
     assert not any(each.remedy for each in results)
 
