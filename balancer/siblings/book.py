@@ -43,8 +43,8 @@ MOST_A_SECOND: Final = 40.0
 NEW_SECONDS: Final = 2.0
 """For so long nobody can say how much a sibling is sent."""
 
-REPLICA_SECONDS: Final = 1e-5
-"""What a question costs two gateways for each replica of the fleet, about."""
+REPLICA_SECONDS: Final = 4e-6
+"""What a question costs two gateways for each replica of the fleet, about (measured: 2.0 to 2.2 microseconds, and HTTP)."""
 
 MOST_OF_TIME: Final = 0.04
 """How much of a gateway's time may go into questions."""
@@ -145,6 +145,9 @@ class Book:
 
     def __repr__(self) -> str:
         return f"<Book of {len(self._siblings)} addresses>"
+
+    def __len__(self) -> int:
+        return len(self._siblings)
 
     @property
     def addresses(self) -> list[str]:

@@ -211,7 +211,7 @@ def test_siblings_that_send_anything_are_asked_sooner() -> None:
 
 @pytest.mark.parametrize(
     ("siblings", "replicas", "pause"),
-    [(2, 12, 2 / module.MOST_A_SECOND), (10, 12, 10 / module.MOST_A_SECOND), (2, 900, 0.45), (2, 9_000, 0.5)],
+    [(2, 12, 2 / module.MOST_A_SECOND), (10, 12, 10 / module.MOST_A_SECOND), (2, 900, 0.18), (2, 9_000, 0.5)],
 )
 def test_more_siblings_and_larger_fleets_are_asked_less_often(siblings: int, replicas: int, pause: float) -> None:
     book = made(*(f"http://{number}" for number in range(siblings)))

@@ -137,6 +137,22 @@ def test_a_sibling_that_is_gone_is_forgotten_at_once() -> None:
     assert live.others.requests(0) == 0
 
 
+def test_large_fleets_are_summed_up_less_often_but_who_is_gone_is_gone() -> None:
+    one, two = pair("least_load")
+    for number in range(4_000):
+        two.router.put(replica(f"r{number}"))
+    two.ask(one, 0.0)
+    one.send(*prompt(0), now=0.0, excluded="b")
+    live = two.router.fleet.get(A)
+    assert live is not None
+    two.ask(one, 0.05)
+    assert live.others.requests(0) == 0
+    two.exchange.refresh(0.3)
+    assert live.others.requests(0) == 1
+    two.exchange.failed(two.exchange.asking("one", 0.31), "connection refused", "failed", 0.31, is_gone=True)
+    assert live.others.requests(0) == 0
+
+
 def test_another_fleet_counts_nothing() -> None:
     one, two = Side("one", "least_load", "xy"), Side("two", "least_load", "ab")
     two.follow(one)
