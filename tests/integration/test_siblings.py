@@ -1,9 +1,11 @@
 """Three gateways before twelve engines, all of them processes: together they are as good as one, and each can be replaced.
 
-Compared is what does not depend on the machine: what engines say that they had cached, and where requests went. Clients send
-one request after the other, so that a slow machine is sent less, and nothing else; engines take so long for a prompt that their
-time is what counts, and not that of whoever routes. Three may be better than one by any amount, and worse by 3 %: of one
-gateway's hits, and of all requests, which would have to go elsewhere for all replicas to have the same.
+Compared is what depends on the machine as little as can be: what engines say that they had cached, and how many requests are at
+a replica at once. Clients send one request after the other, so that a slow machine is sent less, and nothing else; engines take
+so long for an answer that their time is what counts, and not that of whoever routes. Three may be better than one by any
+amount, and worse by 3 % of one gateway's hits. How many requests each replica had in all is mostly luck here (of one gateway
+alone it differs from run to run by more than 3 %), so it is held against one gateway in moved time, with the same tolerance
+(``tests/simulations/test_siblings.py``); here it is asserted that requests do not crowd, within a fifth.
 """
 
 import asyncio
@@ -18,7 +20,8 @@ from tests.support.several import engines
 from tests.support.waiting import eventually, run
 
 REPLICAS = 12
-FLAGS = ("--prefill-tps", "4000", "--decode-ms", "15", "--blocks", "6000")
+FLAGS = ("--prefill-tps", "4000", "--decode-ms", "40", "--blocks", "6000")
+CLIENTS = 24
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +35,10 @@ async def _measured(over: Pods, seed: int, gateways: int) -> Figures:
     for _ in range(gateways):
         await over.start()
     await over.know_each_other()
-    traffic = Traffic(over, seed, clients=REPLICAS)
+    traffic = Traffic(over, seed, clients=CLIENTS)
     async with traffic.running():
-        await traffic.more(300)
-        figures = await traffic.more(900)
+        await traffic.more(150)
+        figures = await traffic.more(600)
     assert traffic.failed == []
     assert len(figures.by) == gateways
     return figures
@@ -50,7 +53,7 @@ def test_three_are_as_good_as_one(fleet: Sequence[str], tmp_path: Path) -> None:
         one, three = found[1], found[3]
         assert three.hit >= 0.97 * one.hit
         assert three.found >= 0.97 * one.found
-        assert three.uneven(REPLICAS) <= one.uneven(REPLICAS) + 0.03
+        assert 1 + three.crowd <= 1.2 * (1 + one.crowd)
 
     run(scenario(), 240)
 
@@ -63,10 +66,10 @@ def test_all_are_replaced_one_after_the_other(fleet: Sequence[str], tmp_path: Pa
             for _ in range(3):
                 await over.start()
             await over.know_each_other()
-            traffic = Traffic(over, 7, clients=REPLICAS)
+            traffic = Traffic(over, 7, clients=CLIENTS)
             async with traffic.running():
-                await traffic.more(400)
-                before = await traffic.more(600)
+                await traffic.more(200)
+                before = await traffic.more(500)
                 meanwhile = traffic.begin()
                 for old in list(over.all):
                     new = await over.start()
@@ -74,7 +77,7 @@ def test_all_are_replaced_one_after_the_other(fleet: Sequence[str], tmp_path: Pa
                     assert snapshot["taken_over_blocks"] > 0, snapshot
                     code, told = await over.end(old)
                     assert code == 0, told
-                await eventually(lambda: meanwhile.requests >= 600, 180)
+                await eventually(lambda: meanwhile.requests >= 500, 180)
             assert traffic.failed == []
             assert meanwhile.found >= before.found - 0.02
             assert len(meanwhile.by) == 6
@@ -87,7 +90,7 @@ def test_several_processes_of_one_gateway_are_one_sibling(fleet: Sequence[str], 
         async with name_server() as names, pods(fleet, tmp_path, names) as over:
             several, single = await over.start(processes=2), await over.start()
             await over.know_each_other()
-            traffic = Traffic(over, 11, clients=REPLICAS)
+            traffic = Traffic(over, 11, clients=CLIENTS)
             async with traffic.running():
                 await traffic.more(60)
                 for pod in (several, single):
@@ -98,9 +101,11 @@ def test_several_processes_of_one_gateway_are_one_sibling(fleet: Sequence[str], 
                                 break
                             await asyncio.sleep(0.01)
             assert traffic.failed == []
-            (other,) = [each for each in status["siblings"]["addresses"] if not each["is_self"]]
-            assert other["differences"] == 0
-            assert other["problem"] is None
+            for pod in (several, single):
+                told = (await over.get(pod, "/kvlb/status"))["siblings"]["addresses"]
+                (other,) = [each for each in told if each["weight"]]
+                assert other["differences"] == 0
+                assert other["problem"] is None
 
     run(scenario(), 180)
 
@@ -125,7 +130,7 @@ def test_siblings_that_are_down_silent_or_lie_cost_no_request_anything(fleet: Se
             ports = [server.sockets[0].getsockname()[1] for server in (silent, liar)]
             urls = [f"http://127.0.0.1:{port}" for port in (*ports, 9)]
             pod = await over.start(siblings=False, more=f"[siblings]\nurls = {urls}\ntimeout_seconds = 1.0\n")
-            traffic = Traffic(over, 13, clients=REPLICAS)
+            traffic = Traffic(over, 13, clients=CLIENTS)
             async with traffic.running():
                 await traffic.more(200)
             assert traffic.failed == []

@@ -160,6 +160,7 @@ class Figures:
         self.known_tokens = 0
         self.asked: Counter[str] = Counter()
         self.by: Counter[str] = Counter()
+        self.spans: list[tuple[str, float, float]] = []
 
     @property
     def hit(self) -> float:
@@ -171,10 +172,19 @@ class Figures:
         """Of what somebody had had before, the share that was taken from a cache: 1 is all that any routing could."""
         return self.cached_tokens / self.known_tokens
 
-    def uneven(self, replicas: int) -> float:
-        """The share of requests that would have to go elsewhere for all replicas to have the same."""
-        mean = self.requests / replicas
-        return sum(max(0.0, count - mean) for count in self.asked.values()) / self.requests
+    @property
+    def crowd(self) -> float:
+        """How many other requests a request has beside it at its replica, on average over the time that it takes."""
+        beside, alone = 0.0, 0.0
+        for replica in self.asked:
+            moments = [(begin, 1) for name, begin, _ in self.spans if name == replica]
+            moments += [(end, -1) for name, _, end in self.spans if name == replica]
+            count, last = 0, 0.0
+            for at, change in sorted(moments):
+                beside += count * (count - 1) * (at - last)
+                alone += count * (at - last)
+                count, last = count + change, at
+        return beside / alone
 
 
 class Traffic:
@@ -239,7 +249,8 @@ class Traffic:
         self._in_turn += 1
         pod = ready[self._in_turn % len(ready)]
         figures = self.figures
-        body = {"model": MODEL, "prompt": list(prompt), "max_tokens": 4}
+        body = {"model": MODEL, "prompt": list(prompt), "max_tokens": 16}
+        begun = asyncio.get_running_loop().time()
         async with client.post(pod.url + PATH, json=body) as response:
             answer = await response.json()
             assert response.status == 200, answer
@@ -250,6 +261,7 @@ class Traffic:
         figures.known_tokens += known
         figures.asked[response.headers["x-kvlb-replica"]] += 1
         figures.by[pod.host] += 1
+        figures.spans.append((response.headers["x-kvlb-replica"], begun, asyncio.get_running_loop().time()))
 
 
 def _tokens(dice: random.Random, count: int) -> list[int]:
