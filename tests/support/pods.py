@@ -61,6 +61,7 @@ class Pods:
         host = f"127.0.0.{next(_addresses)}"
         config = self._folder / f"{host}.toml"
         section = f"[siblings]\nhost = '{NAME}'\nport = {self.port}\nserver = '{self.names.address}'\n"
+        section += "timeout_seconds = 15.0\n"  # a machine that is late is not a sibling that is silent
         config.write_text(
             f"[server]\nhost = '{host}'\nport = {self.port}\nprocesses = {processes}\nexpose_decisions = true\n"
             "drain_grace_seconds = 3.0\n[health]\ninterval_seconds = 0.5\ntimeout_seconds = 10.0\n"
