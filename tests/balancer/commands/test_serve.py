@@ -56,7 +56,7 @@ def test_what_decides_is_told_at_the_start(
     processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     @contextlib.asynccontextmanager
-    async def running(settings: object, stop: StopSignals) -> AsyncIterator[tuple[None, str]]:
+    async def running(settings: object, stop: StopSignals, *, picks: bool) -> AsyncIterator[tuple[None, str]]:
         yield None, "http://127.0.0.1:80"
         assert stop.asked.is_set()
 
