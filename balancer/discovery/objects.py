@@ -17,6 +17,10 @@ GONE: Final = 410
 MAX_LINE: Final = 16 * 1024 * 1024
 """Bytes of one event; etcd takes no object of more than 1.5 MiB."""
 
+MAX_OBJECTS: Final = 300_000
+MAX_PAGES: Final = 10_000
+"""Of one list; Kubernetes is made for 150,000 Pods in a cluster."""
+
 
 class Meta(msgspec.Struct, frozen=True, rename="camel"):
     """``metadata`` of an object. Timestamps are RFC 3339 in UTC, to the second, so that they sort as text."""
@@ -96,6 +100,7 @@ class Listing(Generic[T]):
         self.version = ""
         self.more = ""
         """The token that the next page is asked for with; empty behind the last one."""
+        self._pages = 0
         page: Any = _Page[kind]  # type: ignore[valid-type]
         self._decoder: msgspec.json.Decoder[_Page[T]] = msgspec.json.Decoder(page)
 
@@ -103,7 +108,7 @@ class Listing(Generic[T]):
         """The next page.
 
         Raises:
-            Unreadable: it is no list of these objects.
+            Unreadable: it is no list of these objects, or the list has no end.
         """
         try:
             page = self._decoder.decode(body)
@@ -111,7 +116,12 @@ class Listing(Generic[T]):
             raise Unreadable(f"a list that cannot be read: {error}") from error
         if not page.metadata.resource_version:
             raise Unreadable("a list without a version")
+        if page.metadata.continue_ and page.metadata.continue_ == self.more:
+            raise Unreadable("a list that has no end: each page is followed by the same one")
         self.items += page.items or []
+        self._pages += 1
+        if len(self.items) > MAX_OBJECTS or self._pages > MAX_PAGES:
+            raise Unreadable(f"a list of more than {MAX_OBJECTS:,} objects or {MAX_PAGES:,} pages")
         self.version, self.more = page.metadata.resource_version, page.metadata.continue_
 
 

@@ -28,6 +28,9 @@ EVENTS: Final = "kvlb.io/events"
 REPLAY: Final = "kvlb.io/replay"
 """The last two are annotations only: labels take no colon."""
 
+MAX_WORDS: Final = 500
+"""Letters of one problem; an annotation may have a quarter of a million."""
+
 _FAMILIES: Final = ("IPv4", "IPv6", "FQDN")
 
 
@@ -96,8 +99,14 @@ def reckon(pods: Iterable[Pod], slices: Iterable[Slice] | None, where: Where) ->
     return Reckoned(
         tuple(each.replica for each in usable),
         {each.replica.url: each.uid for each in usable if each.uid},
-        tuple(sorted(problems)),
+        tuple(sorted(_shorten(each) for each in problems)),
     )
+
+
+def _shorten(problem: str) -> str:
+    """The beginning and the end of what is too long for people: what it is, and what becomes of it."""
+    half = MAX_WORDS // 2
+    return problem if len(problem) <= MAX_WORDS else f"{problem[:half]} ... {problem[-half:]}"
 
 
 def _age(pod: Pod) -> tuple[str, str]:

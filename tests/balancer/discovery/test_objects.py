@@ -7,7 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.discovery.objects import MAX_LINE, Ended, Lines, Listing, Object, Objects, Status, Unreadable, read_status
+from balancer.discovery.objects import (
+    MAX_LINE,
+    MAX_OBJECTS,
+    MAX_PAGES,
+    Ended,
+    Lines,
+    Listing,
+    Object,
+    Objects,
+    Status,
+    Unreadable,
+    read_status,
+)
 
 Json = dict[str, Any]
 
@@ -182,3 +194,20 @@ def test_a_line_without_an_end_is_left() -> None:
 def test_the_words_of_a_refusal_are_read_where_there_are_any() -> None:
     assert read_status(b'{"code":403,"message":"no"}') == Status(403, "", "no")
     assert read_status(b"<html>") == Status()
+
+
+def test_a_list_whose_pages_have_no_end_is_given_up() -> None:
+    listing = Listing(Object)
+    listing.add(page(10, meta("a", 3), more="there"))
+    with pytest.raises(Unreadable, match="no end: each page is followed by the same one"):
+        listing.add(page(10, meta("b", 3), more="there"))
+
+
+@pytest.mark.parametrize(("items", "pages"), [(0, MAX_PAGES), (1_000, MAX_OBJECTS // 1_000)])
+def test_a_list_with_more_than_any_cluster_has_is_given_up(items: int, pages: int) -> None:
+    listing = Listing(Object)
+    told = [meta("a", 3)] * items
+    for at in range(pages):
+        listing.add(page(10, *told, more=str(at)))
+    with pytest.raises(Unreadable, match="a list of more than 300,000 objects or 10,000 pages"):
+        listing.add(page(10, *told, more="on"))

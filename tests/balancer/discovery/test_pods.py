@@ -207,6 +207,13 @@ def test_who_says_what_cannot_be_meant_is_left_out_and_the_others_are_not(change
     assert told.endswith("; it is left out")
 
 
+def test_a_problem_is_short_however_long_the_word() -> None:
+    (told,) = by_selector(pod("a", ONE, annotations={"kvlb.io/port": "x" * 200_000})).problems
+    assert len(told) < 600
+    assert told.startswith("pod a: it has no port named 'xxx")
+    assert told.endswith("; it is left out")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "problem"),
     [
