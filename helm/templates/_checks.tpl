@@ -46,6 +46,30 @@ siblings.api_key: true
 snapshot.sibling_api_key: true
 {{- end }}
 
+{{/* {named, own}: a sentence if one of those names is the chart's own: an object with one name twice is none. */}}
+{{- define "kvlb.checks.names" -}}
+{{- range $name, $_ := .named }}
+{{- if has $name $.own }}
+{{- fail (printf "%s: %s is set by the chart; leave it out%s" $.path $name (default "" $.remedy)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "kvlb.checks.labels" -}}
+{{- $v := .Values }}
+{{- $own := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" }}
+{{- $all := concat $own (list "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart" "kvlb.io/pool" "kvlb.io/engine" "kvlb.io/role" "kvlb.io/metrics") }}
+{{- include "kvlb.checks.names" (dict "path" "commonLabels" "named" $v.commonLabels "own" $all) }}
+{{- include "kvlb.checks.names" (dict "path" "gateway.podLabels" "named" $v.gateway.podLabels "own" $own) }}
+{{- include "kvlb.checks.names" (dict "path" "gateway.podAnnotations" "named" $v.gateway.podAnnotations "own" (list "checksum/settings" "checksum/secret-settings")) }}
+{{- if $v.fleet.enabled }}
+{{- range (include "kvlb.pools" . | fromYaml).pools }}
+{{- include "kvlb.checks.names" (dict "path" (printf "fleet: podLabels of pool %s" .name) "named" .podLabels "own" (concat $own (list "kvlb.io/pool" "kvlb.io/engine" "kvlb.io/role")) "remedy" ", or use role") }}
+{{- include "kvlb.checks.names" (dict "path" (printf "fleet: podAnnotations of pool %s" .name) "named" .podAnnotations "own" (list "kvlb.io/port" "kvlb.io/data-parallel-size" "kvlb.io/events" "kvlb.io/replay" "checksum/mooncake")) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "kvlb.checks" -}}
 {{- $v := .Values }}
 {{- if and $v.image.tag $v.image.digest }}
@@ -55,6 +79,11 @@ snapshot.sibling_api_key: true
 {{- $at := splitList "." $name }}
 {{- if get (default dict (get $v.settings (first $at))) (last $at) }}
 {{- fail (printf "settings.%s: would be readable in a ConfigMap; put it into secretSettings" $name) }}
+{{- end }}
+{{- end }}
+{{- range $name, $value := dict "settings" $v.settings "engines.replicas" $v.engines.replicas "engines.replica" $v.engines.replica }}
+{{- if regexMatch "://[^/?#\\s\"]*@" (toRawJson $value) }}
+{{- fail (printf "%s: a URL there has a name or password before its @, which would be readable in a ConfigMap; use one without, or put that setting into secretSettings" $name) }}
 {{- end }}
 {{- end }}
 {{- range $name, $instead := include "kvlb.checks.owned" . | fromYaml }}
@@ -76,6 +105,7 @@ snapshot.sibling_api_key: true
 {{- if and (get $v.settings "discovery") (eq $v.engines.discovery "static") }}
 {{- fail "settings.discovery: with engines.discovery static nobody is asked; leave it out" }}
 {{- end }}
+{{- include "kvlb.checks.labels" . }}
 {{- include "kvlb.checks.scaling" . }}
 {{- include "kvlb.checks.engines" . }}
 {{- include "kvlb.checks.access" . }}
@@ -199,6 +229,12 @@ snapshot.sibling_api_key: true
 {{- define "kvlb.checks.mode" -}}
 {{- $v := .Values }}
 {{- if eq $v.mode "epp" }}
+{{- if eq (int $v.epp.port) 8080 }}
+{{- fail "epp.port: 8080 is where kvlb's own HTTP port listens in the Pod; use another one" }}
+{{- end }}
+{{- if eq (int $v.epp.port) (int $v.gateway.service.port) }}
+{{- fail "epp.port: is gateway.service.port, too; they are ports of one Service, so use another one" }}
+{{- end }}
 {{- if $v.ingress.enabled }}
 {{- fail "ingress: with mode epp clients ask the Envoy gateway, not kvlb; disable ingress, or use mode gateway" }}
 {{- end }}
@@ -207,9 +243,6 @@ snapshot.sibling_api_key: true
 {{- end }}
 {{- if $v.tls.enabled }}
 {{- fail "tls: with mode epp clients do not ask kvlb; epp.tls is what the Envoy gateway speaks with it" }}
-{{- end }}
-{{- if $v.tenants.isolation }}
-{{- fail "tenants.isolation: is done by kvlb's own gateway; use mode gateway" }}
 {{- end }}
 {{- if ne $v.engines.discovery "kubernetes" }}
 {{- fail "engines.discovery: with mode epp the pool's Pods are found by kubernetes" }}

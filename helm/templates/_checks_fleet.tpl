@@ -32,9 +32,25 @@
 {{- if and $v.stores.lmcache.enabled (contains "@" $v.stores.lmcache.redis.url) }}
 {{- fail "stores.lmcache.redis.url: a password in it would be readable in a ConfigMap; use one without" }}
 {{- end }}
+{{- $pools := (include "kvlb.pools" . | fromYaml).pools }}
+{{- if not $pools }}
+{{- fail "fleet.pools: all of them are let go with null; name one, or disable fleet" }}
+{{- end }}
 {{- $roles := dict }}
 {{- $sizes := dict }}
-{{- range (include "kvlb.pools" . | fromYaml).pools }}
+{{- range $pool := $pools }}
+{{- if has .name (list "mooncake" "redis" "siblings") }}
+{{- fail (printf "fleet.pools: %s is the name of another object of the chart; give the pool another one" .name) }}
+{{- end }}
+{{- $transfer := int $v.fleet.transfer.sideChannelPort }}
+{{- if include "kvlb.hasRoles" $ }}
+{{- range $name, $first := dict "engines.port" $v.engines.port "engines.eventsPort" $v.engines.eventsPort "engines.replayPort" $v.engines.replayPort }}
+{{- $ranks := ternary 1 (int $pool.dataParallelSize) (eq $name "engines.port") }}
+{{- if and (lt $transfer (add (int $first) $ranks | int)) (lt (int $first) (add $transfer (int $pool.dataParallelSize) | int)) }}
+{{- fail (printf "fleet.transfer.sideChannelPort: %d and those after it, one for each rank, reach into those of %s; use another one" $transfer $name) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- $_ := set $roles .role true }}
 {{- $_ := set $sizes (.tensorParallelSize | toString) true }}
 {{- if not .model }}

@@ -47,7 +47,7 @@
 {{/* Labels by which a pool's Pods are found: {root, pool}. */}}
 {{- define "kvlb.pool.selector" -}}
 {{ include "kvlb.selector" (dict "root" .root "component" "engine") }}
-kvlb.io/pool: {{ .pool.name }}
+kvlb.io/pool: {{ .pool.name | quote }}
 {{- end }}
 
 {{/* Accelerators of a Pod. */}}
@@ -89,7 +89,7 @@ kvlb.io/pool: {{ .pool.name }}
 - --host=0.0.0.0
 - --port={{ $engines.port }}
 {{- with .pool.servedModelName }}
-- --served-model-name={{ . }}
+- {{ printf "--served-model-name=%s" . | quote }}
 {{- end }}
 - --tensor-parallel-size={{ .pool.tensorParallelSize }}
 {{- if gt (int .pool.dataParallelSize) 1 }}
@@ -101,12 +101,12 @@ kvlb.io/pool: {{ .pool.name }}
 - --enable-prefix-caching
 - --enable-prompt-tokens-details
 - --enable-scale-out
-- --shutdown-timeout={{ .pool.drainSeconds }}
+- --shutdown-timeout={{ int64 .pool.drainSeconds }}
 - --kv-events-config
-- {{ toRawJson $events | squote }}
+- {{ toRawJson $events | quote }}
 {{- with include "kvlb.pool.transfer" . }}
 - --kv-transfer-config
-- {{ squote . }}
+- {{ quote . }}
 {{- end }}
 {{- with .pool.lora }}
 {{- if .enabled }}

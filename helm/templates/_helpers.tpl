@@ -21,17 +21,18 @@
 
 {{/* Labels by which things are found. They never change: no version is among them, and none of commonLabels. */}}
 {{- define "kvlb.selector" -}}
-app.kubernetes.io/name: {{ include "kvlb.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ include "kvlb.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
-{{/* Labels of Pods. No version is among them, for another chart is no reason to empty the caches of engines. */}}
+{{/*
+Labels of Pods: {root, component, more}, of which the chart's own count first, then `more`. No version is among them, for another
+chart is no reason to empty the caches of engines.
+*/}}
 {{- define "kvlb.labels.pod" -}}
-{{ include "kvlb.selector" . }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $own := include "kvlb.selector" . | fromYaml }}
+{{- toYaml (mergeOverwrite (deepCopy (default dict .root.Values.commonLabels)) (deepCopy (default dict .more)) $own) }}
 {{- end }}
 
 {{- define "kvlb.labels" -}}
@@ -62,7 +63,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- with .Values.image.pullSecrets -}}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- end }}
@@ -77,7 +78,7 @@ imagePullSecrets:
 {{- toYaml .Values.engines.matchLabels }}
 {{- else }}
 {{- if .Values.fleet.enabled }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{ end -}}
 kvlb.io/engine: "true"
 {{- end }}
@@ -97,7 +98,7 @@ kvlb.io/engine: "true"
 {{- if ne (include "kvlb.namespace.engines" .) .Release.Namespace }}
 namespaceSelector:
   matchLabels:
-    kubernetes.io/metadata.name: {{ .Release.Namespace }}
+    kubernetes.io/metadata.name: {{ .Release.Namespace | quote }}
 {{- end }}
 podSelector:
   matchLabels: {{- include "kvlb.selector" (dict "root" . "component" (include "kvlb.component" .)) | nindent 4 }}

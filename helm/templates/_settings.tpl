@@ -31,12 +31,12 @@ snapshot:
 {{- if eq .discovery "kubernetes" }}
 discovery:
   name: kubernetes
-  namespace: {{ include "kvlb.namespace.engines" $ }}
+  namespace: {{ include "kvlb.namespace.engines" $ | quote }}
   {{- if or .matchLabels (not .service) }}
   selector: {{ include "kvlb.engines.selector" $ | quote }}
   {{- end }}
   {{- with .service }}
-  service: {{ . }}
+  service: {{ . | quote }}
   {{- end }}
   port: {{ .port }}
   scheme: {{ .scheme }}
@@ -46,7 +46,7 @@ discovery:
 {{- else if eq .discovery "dns" }}
 discovery:
   name: dns
-  host: {{ .host }}
+  host: {{ .host | quote }}
   port: {{ .port }}
   scheme: {{ .scheme }}
   {{- with .replica }}
@@ -97,7 +97,7 @@ tenants:
 {{/* What the chart's own engines and stores mean for kvlb. */}}
 {{- define "kvlb.settings.fleet" -}}
 {{- $store := include "kvlb.store" . }}
-{{- $size := (include "kvlb.pools" . | fromYaml).pools | first | dig "tensorParallelSize" 1 }}
+{{- $size := (include "kvlb.pools" . | fromYaml).pools | default (list dict) | first | dig "tensorParallelSize" 1 }}
 {{- if include "kvlb.hasRoles" . }}
 disaggregation:
   {{- if $store }}

@@ -282,3 +282,24 @@ def test_another_version_of_the_chart_leaves_engines_and_stores_alone(tmp_path: 
                 if container(before)["name"] != "kvlb":
                     assert before["spec"] == after["spec"]
                 assert before["metadata"]["labels"] != after["metadata"]["labels"]
+
+
+@pytest.mark.parametrize(
+    "text", ["a: b", "it's", 'say "x"', "x #y", "*a", "123", "two\nlines", "a\tb", "{{ .Values }}", "\u00e9"]
+)
+def test_whatever_the_text_engines_get_it_as_it_is(text: str) -> None:
+    values = {"servedModelName": text, "model": text, "extraArgs": [text, f"--flag={text}"]}
+    (engine,) = engines(render("fleet", **{f"fleet__engine__{name}": value for name, value in values.items()}))
+    args = container(engine)["args"]
+    assert args[1] == text
+    assert args[-2:] == [text, f"--flag={text}"]
+    assert f"--served-model-name={text}" in args
+    for each in engines(render("pd", fleet__transfer__extraConfig={"key": text})):
+        args = container(each)["args"]
+        told = json.loads(args[args.index("--kv-transfer-config") + 1])
+        assert told["kv_connector_extra_config"]["key"] == text
+
+
+def test_a_long_drain_is_a_whole_number_to_vllm() -> None:
+    (engine,) = engines(render("fleet", fleet__engine__drainSeconds=1_000_000))
+    assert "--shutdown-timeout=1000000" in container(engine)["args"]

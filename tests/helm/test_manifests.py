@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from typing import Any
 
 import jsonschema
@@ -88,6 +89,26 @@ def test_a_long_name_of_a_release_still_fits() -> None:
     assert done.returncode == 0, done.stderr
     names = [each["metadata"]["name"] for each in yaml.safe_load_all(done.stdout) if each]
     assert all(len(name) <= 63 for name in names)
+
+
+@pytest.mark.parametrize("word", ["123", "1e3", "null", "true"])
+def test_names_that_look_like_something_else_stay_text(word: str) -> None:
+    values = str(CHART / "ci" / "fleet-values.yaml")
+    pools = f'fleet.pools={{"{word}":{{}}}}' if word.isalpha() else "fleet.pools={}"
+    done = asked("template", word, str(CHART), "--namespace", word, "-f", values, "--set-json", pools)
+    assert done.returncode == 0, done.stderr
+    for manifest in yaml.safe_load_all(done.stdout):
+        assert manifest["metadata"]["namespace"] == word
+        assert manifest["metadata"]["labels"]["app.kubernetes.io/instance"] == word
+        kubernetes_validate.validate(manifest, NEWEST, strict=True)
+        if "kvlb.toml" in manifest.get("data", {}):
+            assert tomllib.loads(manifest["data"]["kvlb.toml"])["discovery"]["namespace"] == word
+
+
+def test_labels_of_all_objects_give_way_to_those_of_one_kind_of_pods() -> None:
+    rendered = render("fleet", commonLabels={"team": "a"}, gateway__podLabels={"team": "b"})
+    assert labels_of_pods(rendered.gateway)["team"] == "b"
+    assert rendered.gateway["metadata"]["labels"]["team"] == "a"
 
 
 def test_everything_is_in_a_namespace_that_is_said(rendered: Rendered) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from typing import Any
 
 import jsonschema
@@ -114,6 +115,26 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
      "settings.upstream.api_key: would be readable in a ConfigMap"),
     ("default", {"settings__snapshot": {"sibling_api_key": "k"}},
      "settings.snapshot.sibling_api_key: would be readable"),
+    ("default", {"settings__stores": [{"name": "redis", "url": "redis://:secret@host:6379"}]},
+     "settings: a URL there has a name or password before its @"),
+    ("default", {"settings__tracing": {"endpoint": "http://user:secret@host"}}, "settings: a URL there has a name or"),
+    ("static", {"engines__replicas": [{"url": "http://user:secret@host:8000"}]}, "engines.replicas: a URL there has"),
+    ("default", {"commonLabels": {"app.kubernetes.io/name": "a"}}, "commonLabels: app.kubernetes.io/name is set by"),
+    ("default", {"gateway__podLabels": {"app.kubernetes.io/instance": "a"}},
+     "gateway.podLabels: app.kubernetes.io/instance is set by the chart"),
+    ("default", {"gateway__podAnnotations": {"checksum/settings": "a"}},
+     "gateway.podAnnotations: checksum/settings is set by the chart"),
+    ("fleet", {"fleet__engine__podLabels": {"kvlb.io/role": "prefill"}},
+     "fleet: podLabels of pool engine: kvlb.io/role is set by the chart; leave it out, or use role"),
+    ("fleet", {"fleet__engine__podAnnotations": {"kvlb.io/port": "9"}},
+     "fleet: podAnnotations of pool engine: kvlb.io/port is set by the chart"),
+    ("fleet", {"fleet__pools": {"siblings": {}}}, "fleet.pools: siblings is the name of another object of the chart"),
+    ("lmcache", {"fleet__pools": {"redis": {}}}, "fleet.pools: redis is the name of another object of the chart"),
+    ("fleet", {"fleet__pools": {"a": None}}, "fleet.pools: all of them are let go with null"),
+    ("pd", {"fleet__transfer__sideChannelPort": 5557}, "fleet.transfer.sideChannelPort: 5557 and those after it"),
+    ("pd", {"fleet__transfer__sideChannelPort": 8000}, "reach into those of engines.port"),
+    ("epp", {"epp__port": 8080}, "epp.port: 8080 is where kvlb's own HTTP port listens"),
+    ("epp", {"epp__port": 81, "gateway__service__port": 81}, "epp.port: is gateway.service.port, too"),
     ("default", {"settings__server": {"port": 1}},
      "settings.server.port: is what the value gateway.service.port is for"),
     ("default", {"settings__server": {"processes": 2}},
@@ -162,8 +183,6 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
      "httpRoute: with mode epp the route leads to the pool"),
     ("epp", {"tls": {"enabled": True, "secretName": "a"}, "siblings__enabled": False},
      "tls: with mode epp clients do not ask kvlb"),
-    ("epp", {"auth": {"enabled": True, "existingSecret": "a"}, "siblings__enabled": False, "tests__enabled": False,
-             "tenants": {"isolation": True, "existingSecret": "a"}}, "tenants.isolation: is done by kvlb's own gateway"),
     ("epp", {"engines": {"discovery": "dns", "host": "a"}}, "engines.discovery: with mode epp the pool's Pods"),
     ("epp", {"engines__namespace": "other"}, "engines.namespace: an InferencePool selects Pods of its own namespace"),
     ("epp", {"epp__gateway__className": ""}, "epp.gateway.className: a Gateway needs the name of a GatewayClass"),
@@ -219,3 +238,10 @@ def test_every_sentence_of_the_templates_is_said_to_somebody() -> None:
 def test_values_that_are_let_go_with_null_are_as_if_they_were_not_there() -> None:
     rendered = render("default", gateway__extraEnv=None, podDisruptionBudget__minAvailable=None, engines__replica=None)
     assert rendered.one("PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+
+
+def test_a_picker_can_keep_tenants_apart() -> None:
+    """The salt is put into the body that the proxy is given back (tests/integration/test_epp.py)."""
+    values = {"auth": {"enabled": True, "existingSecret": "a"}, "tenants": {"isolation": True, "existingSecret": "b"}}
+    rendered = render("epp", siblings__enabled=False, tests__enabled=False, **values)
+    assert tomllib.loads(rendered.settings)["tenants"]["isolation"] is True
