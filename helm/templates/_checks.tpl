@@ -85,6 +85,9 @@ snapshot.sibling_api_key: true
 {{- if regexMatch "://[^/?#\\s\"]*@" (toRawJson $value) }}
 {{- fail (printf "%s: a URL there has a name or password before its @, which would be readable in a ConfigMap; use one without, or put that setting into secretSettings" $name) }}
 {{- end }}
+{{- if regexMatch "\"(password|passwd|secret|token|api_key)\":\"[^\"]" (toRawJson $value) }}
+{{- fail (printf "%s: something there is called like a secret, and would be readable in a ConfigMap; put that setting into secretSettings" $name) }}
+{{- end }}
 {{- end }}
 {{- range $name, $instead := include "kvlb.checks.owned" . | fromYaml }}
 {{- $at := splitList "." $name }}

@@ -117,6 +117,8 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
      "settings.snapshot.sibling_api_key: would be readable"),
     ("default", {"settings__stores": [{"name": "redis", "url": "redis://:secret@host:6379"}]},
      "settings: a URL there has a name or password before its @"),
+    ("default", {"settings__stores": [{"name": "mine:Store", "password": "secret"}]},
+     "settings: something there is called like a secret"),
     ("default", {"settings__tracing": {"endpoint": "http://user:secret@host"}}, "settings: a URL there has a name or"),
     ("static", {"engines__replicas": [{"url": "http://user:secret@host:8000"}]}, "engines.replicas: a URL there has"),
     ("default", {"commonLabels": {"app.kubernetes.io/name": "a"}}, "commonLabels: app.kubernetes.io/name is set by"),
