@@ -57,6 +57,10 @@ class Writer:
             self._index.discard(namespace, keys)
         self._store.announced_before, self._store.announced = self._store.announced, []
 
+    def count(self, what: str, times: int = 1) -> None:
+        """It has happened so often (``kvlb_store_events_total``)."""
+        self._store.counts[what] += times
+
     def restarted(self) -> None:
         """It began anew, and holds nothing of what it held."""
         self._store.counts["restarts"] += 1

@@ -1,13 +1,14 @@
 """LMCache: its multi-process server, known by events and watched by its status; or its controller, asked about each prompt.
 
 Knows two HTTP APIs of LMCache 0.5.6. The server's ``/status`` tells of a restart, which empties its memory: what its events
-said before is void then. Its own lookup takes read locks and starts loads, so it is not used. Engines publish what the server
-keeps as medium ``CPU`` with hashes and chunks of LMCache's own (with ``mp_transfer_mode`` ``lmcache_driven`` alone): by tokens
-they are known all the same. The controller's ``/lookup`` says for each instance how many leading tokens it has; LMCache's
-instances share them.
+said before is void then; and of chunks that no event can tell of. Its own lookup takes read locks and starts loads, so it is
+not used. Engines publish what the server keeps as medium ``CPU`` with hashes and chunks of LMCache's own (with
+``mp_transfer_mode`` ``lmcache_driven`` alone): by tokens they are known all the same. The controller's ``/lookup`` says for
+each instance how many leading tokens it has; LMCache's instances share them.
 """
 
 import asyncio
+import logging
 from typing import Any
 
 import msgspec
@@ -21,9 +22,14 @@ from hashing.errors import UnhashableError
 from hashing.extras import Extras
 from hashing.own import LearnedKeys, OwnChain
 
+log = logging.getLogger(__name__)
+
 
 class _Events(msgspec.Struct, frozen=True):
+    enabled: bool = True
     incarnation: int | None = None
+    unbound_stores: int = 0
+    """Chunks that it has kept without their tokens: no event can name them."""
 
 
 class _Memory(msgspec.Struct, frozen=True):
@@ -76,7 +82,9 @@ class LMCache(msgspec.Struct, frozen=True):
             raise ConfigError(f"stores.{settings.name}: chunk_size and interval_seconds must be above 0")
         if self.controller is not None:
             return Controller(Server(self.controller), LearnedKeys(self.chunk_size), self.interval_seconds, writer)
-        return None if self.url is None else MultiProcess(Server(self.url), self.interval_seconds, writer)
+        if self.url is None:
+            return None
+        return MultiProcess(settings.name, Server(self.url), self.interval_seconds, writer)
 
     def carries(self, tokens: int) -> dict[str, Any]:
         """Nothing steers it."""
@@ -86,12 +94,14 @@ class LMCache(msgspec.Struct, frozen=True):
 class MultiProcess:
     """A session with the multi-process server."""
 
-    def __init__(self, server: Server, interval: float, writer: Writer) -> None:
+    def __init__(self, name: str, server: Server, interval: float, writer: Writer) -> None:
+        self._name = name
         self._server = server
         self._interval = interval
         self._writer = writer
         self._life: int | None = None
         self._was_empty = False
+        self._untold = 0
 
     async def run(self) -> None:
         """Look whether it is there, and still in the same life.
@@ -103,15 +113,29 @@ class MultiProcess:
             status = decoded(await self._server.get("/status"), _Status, "LMCache's server")
             if not status.is_healthy:
                 raise StoreError("LMCache's server says that it is not healthy; see its /status")
+            if not status.kv_events.enabled:
+                raise StoreError("LMCache's server tells no events: start it with --kv-event-log-size above 0")
             life = status.kv_events.incarnation
             if self._life not in {None, life}:
                 self._writer.restarted()
             self._life = life
+            self._warn(status.kv_events.unbound_stores)
             if status.is_empty and self._was_empty:  # twice: what is stored between the two is announced meanwhile
                 self._writer.clear()  # its /cache/clear is announced by nothing
             self._was_empty = status.is_empty
             self._writer.up()
             await asyncio.sleep(self._interval)
+
+    def _warn(self, untold: int) -> None:
+        """Say once in a life that it keeps what nobody here can know of."""
+        if untold and not self._untold:
+            told = (
+                "store %s: LMCache's server keeps chunks that no event tells of, and kvlb does not count on them: start "
+                "engines with lmcache.mp.mp_transfer_mode = lmcache_driven in kv_connector_extra_config"
+            )
+            log.warning(told, self._name)
+        self._writer.count("untold", max(0, untold - self._untold))
+        self._untold = untold
 
     async def ask(self, question: Question) -> None:
         """Nothing to ask: events say all."""

@@ -87,6 +87,11 @@ class Connector(Protocol):
         ...
 
     @property
+    def chunk_tokens(self) -> int:
+        """How many tokens it keeps together: of the end of a prompt that fills no whole chunk nothing can be fetched."""
+        ...
+
+    @property
     def has_bootstrap(self) -> bool:
         """Whether the prefill's engine id has to be asked for before (``Side.engine_id``)."""
         ...
@@ -135,6 +140,11 @@ class Plain:
     tells_loaded: ClassVar[bool] = False
     has_bootstrap: ClassVar[bool] = False
     frees_rejected: ClassVar[bool] = False
+
+    @property
+    def chunk_tokens(self) -> int:
+        """No more than the engines do."""
+        return 1
 
 
 def wants_remote_decode(**more: Any) -> dict[str, Any]:

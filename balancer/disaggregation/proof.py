@@ -18,14 +18,21 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 def prove(
-    prefill: Replica, decode: Replica, prompt_tokens: int, held: int, cached_tokens: int, prefill_tokens: int | None
+    prefill: Replica,
+    decode: Replica,
+    prompt_tokens: int,
+    held: int,
+    cached_tokens: int,
+    prefill_tokens: int | None,
+    chunk_tokens: int = 1,
 ) -> Proof:
     """Compare what a decode leg's answer says with what was to be there.
 
     Of ``prompt_tokens`` the decode replica held ``held`` itself; its answer says ``cached_tokens``. ``prefill_tokens`` is how
-    long the prompt of the prefill leg was. The last token is always computed anew, and what is fetched may end with a block.
+    long the prompt of the prefill leg was. The last token is always computed anew, and what is fetched may end with a block, or
+    with the last whole chunk of ``chunk_tokens``.
     """
-    block = max(_block_size(prefill), _block_size(decode))
+    block = max(_block_size(prefill), _block_size(decode), chunk_tokens)
     expected = max(0, prompt_tokens - held)
     fetched = min(expected, max(0, cached_tokens - held))
     if held + fetched >= prompt_tokens - block:

@@ -71,6 +71,14 @@ class DecodeLeg(msgspec.Struct, frozen=True):
     request_id: str | None = None
     has_params: bool = False
 
+    @property
+    def foretold(self) -> int:
+        """The tokens that the prefill replica was to find cached: what the client is told where the answer is there before
+        that replica's own figure, as it may be when both legs are under way together. The decode engine counts all as cached
+        that it was sent.
+        """
+        return self.prefill.cached_tokens if self.prefill.knows_tokens else 0
+
 
 def too_late(timeouts: Timeouts) -> UpstreamTimeout:
     """What a client is told whose request has had all the time that it may have."""

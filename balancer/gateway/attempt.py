@@ -71,7 +71,7 @@ class Attempt(Relay):
         self._awaits = Stage.CONNECT
         self._number = number
         self._leg = leg
-        self._cached_tokens: int | None = None
+        self._cached_tokens = None if leg is None else leg.foretold
         self._filter: AnswerFilter | None = None
         self._head: Head
         self.has_lost_transfer = False

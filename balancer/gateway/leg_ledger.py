@@ -20,10 +20,11 @@ MAX_TOLD = 1_000
 class LegLedger:
     """Changes with every call."""
 
-    def __init__(self, counts: LegCounts, *, tells_loaded: bool) -> None:
-        """``tells_loaded`` as the connector's."""
+    def __init__(self, counts: LegCounts, *, tells_loaded: bool, chunk_tokens: int) -> None:
+        """``tells_loaded`` and ``chunk_tokens`` as the connector's."""
         self._counts = counts
         self._tells_loaded = tells_loaded
+        self._chunk_tokens = chunk_tokens
         self._told: set[tuple[str, ...]] = set()
 
     def ended(self, attempt: Attempt, decision: Decision, prefill: Decision, answered: Answered | None) -> None:
@@ -46,7 +47,15 @@ class LegLedger:
         if cached is None:
             return
         tokens = None if answered is None else answered.prompt_tokens
-        proof = prove(prefill.replica, decision.replica, decision.prompt_tokens, decision.cached_tokens, cached, tokens)
+        proof = prove(
+            prefill.replica,
+            decision.replica,
+            decision.prompt_tokens,
+            decision.cached_tokens,
+            cached,
+            tokens,
+            self._chunk_tokens,
+        )
         self._counts.proved(proof.expected, proof.fetched, proof.miss)
         if proof.miss is not None:
             told = (

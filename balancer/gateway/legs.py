@@ -74,7 +74,11 @@ class Legs:
         self.connector = plan.make(self._settings.name, self._settings.settings)
         self._engines = EngineIds(means.client)
         self._releases = Releases(means, self.connector)
-        self._ledger = LegLedger(means.counts.legs, tells_loaded=self.connector.tells_loaded)
+        self._ledger = LegLedger(
+            means.counts.legs,
+            tells_loaded=self.connector.tells_loaded,
+            chunk_tokens=self.connector.chunk_tokens,
+        )
 
     async def run(
         self,

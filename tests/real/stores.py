@@ -190,7 +190,7 @@ def server(
         )
     try:
         if ready:
-            eventually("store's server", lambda: process.poll() is not None or _answers(ready), 180)
+            eventually("store's server", lambda: process.poll() is not None or answers(ready), 180)
             assert process.poll() is None, log.read_text(errors="replace")[-2000:]
         yield process
     finally:
@@ -199,7 +199,7 @@ def server(
         process.wait(30)
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5) as response:
             return bool(response.status == 200)

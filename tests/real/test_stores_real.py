@@ -6,13 +6,16 @@ tokens from a cache that was loaded as from one that was computed: the weights a
 
 import json
 import shutil
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.real.engines import BLOCK_SIZE
-from tests.real.environment import store_packages, vllm_python
+from tests.real.environment import store_packages
+from tests.real.lmcache import CHUNK, lmcache_server
+from tests.real.pairs import fetched
 from tests.real.stores import eventually, fleet, free_port, prompt, server
 
 pytestmark = pytest.mark.real
@@ -236,51 +239,91 @@ def test_a_mooncake_store_that_is_asked(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_lmcaches_server_by_the_events_of_its_engines(tmp_path: Path) -> None:
-    port, http, metrics = (free_port() for _ in range(3))
-    packages = store_packages("lmcache")
-    env = {"PYTHONPATH": str(packages), "LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
-    flags = f"--host 127.0.0.1 --port {port} --http-host 127.0.0.1 --http-port {http} --prometheus-port {metrics}"
-    flags += " --chunk-size 64 --l1-size-gb 1 --l1-init-size-gb 1 --eviction-policy LRU"
-    flags += " --supported-transfer-mode lmcache_driven"
-    mode: dict[str, Any] = {
-        "lmcache.mp.host": "tcp://127.0.0.1",
-        "lmcache.mp.port": port,
-        "lmcache.mp.mp_transfer_mode": "lmcache_driven",
-    }
-    args = transfer("LMCacheMPConnector", **mode)
-    store = f'name = "lm"\nconnector = "lmcache"\nurl = "http://127.0.0.1:{http}"\ninterval_seconds = 0.2\n'
-    store += "pause_seconds = 0.5\n"
-    command = [str(vllm_python()), "-m", "lmcache.cli.main", "server", *flags.split()]
-    with (
-        server(command, tmp_path / "lmcache.log", env, f"http://127.0.0.1:{http}/status") as process,
-        fleet(tmp_path, store, args, args, env=env) as found,
-    ):
-        first, second = found.names
-        eventually("store up", lambda: found.store()["up"])
-        asked = prompt(1, 150)
-        with found.without(1):
-            replica, cached, text = found.complete(asked)
-        assert (replica, cached) == (first, 0)
-        for _ in range(3):  # events of the server are published with the engine's next steps
+    with lmcache_server(tmp_path) as shared:
+        args = transfer("LMCacheMPConnector", **shared.extra)
+        store = (
+            f'name = "lm"\nconnector = "lmcache"\nurl = "{shared.url}"\ninterval_seconds = 0.2\npause_seconds = 0.5\n'
+        )
+        shared.wait_ready()
+        with fleet(tmp_path, store, args, args, env=shared.env) as found:
+            first, second = found.names
+
+            def announced(asked: list[int]) -> dict[str, int]:
+                """What the second can load of what the first has computed: told with the next steps of the first."""
+
+                def look() -> dict[str, int]:
+                    with found.without(1):
+                        found.complete(prompt(2, 40))
+                    return found.loadable(asked)[second]
+
+                eventually("announced", lambda: bool(look()))
+                return found.loadable(asked)[second]
+
+            def loaded(asked: list[int], predicted: dict[str, int], text: list[int]) -> None:
+                """The second has of this prompt what was predicted, by its answer and by its metrics, and says the same."""
+                before = fetched(found.engines[1])
+                with found.without(0):
+                    replica, cached, again = found.complete(asked)
+                assert (replica, cached, again) == (second, sum(predicted.values()), text)
+                assert fetched(found.engines[1]) - before == cached
+
+            eventually("store up", lambda: found.store()["up"])
+            asked = prompt(1, 150)
             with found.without(1):
-                found.complete(prompt(2, 40))
-        eventually("announced", lambda: found.loadable(asked)[second] == {"store:lm": 128})
-        assert found.explain(asked)[first]["tiers"] == {"GPU": 128}
-        with found.without(0):
-            replica, cached, again = found.complete(asked)
-        assert (replica, cached, again) == (second, 128, text)
-        assert found.metric("kvlb_loadable_tokens_total", source="store:lm", result="loaded") == 128
-        for length in (128, 129):
-            asked_of = prompt(length, length)
-            for _ in range(4):
+                replica, cached, text = found.complete(asked)
+            assert (replica, cached) == (first, 0)
+            assert announced(asked) == {"store:lm": 128}
+            assert found.explain(asked)[first]["tiers"] == {"GPU": 128}
+            loaded(asked, {"store:lm": 128}, text)
+            assert found.metric("kvlb_loadable_tokens_total", source="store:lm", result="loaded") == 128
+            for length in (63, 64, 128, 129):  # where chunks end
+                of_length = prompt(length, length)
                 with found.without(1):
-                    found.complete(asked_of)
-                    found.complete(prompt(2, 40))
-            eventually("announced", lambda: found.loadable(asked_of)[second])  # noqa: B023
-            predicted = found.loadable(asked_of)[second]
+                    _, _, said = found.complete(of_length)
+                loaded(of_length, announced(of_length) if length >= CHUNK else {}, said)
+            assert found.metric("kvlb_loadable_tokens_total", result="missed") == 0
+
+            cleared = prompt(3, 150)
+            with found.without(1):
+                found.complete(cleared)
+            assert announced(cleared) == {"store:lm": 128}
+            clear(shared.url)
+            eventually("seen to be empty", lambda: found.loadable(cleared)[second] == {})
             with found.without(0):
-                _, cached, _ = found.complete(asked_of)
-            assert cached == sum(predicted.values()), f"{length} tokens: {predicted}"
-        process.kill()
-        eventually("store down", lambda: not found.store()["up"])
-        assert found.loadable(asked)[first] == {}
+                assert found.complete(cleared)[1] == 0
+
+            gone = prompt(4, 150)
+            with found.without(1):
+                _, _, text = found.complete(gone)
+            assert announced(gone) == {"store:lm": 128}
+            shared.kill()
+            eventually("store down", lambda: not found.store()["up"])
+            assert found.store()["problem"]
+            assert found.metric("kvlb_store_up", store="lm") == 0
+            assert found.loadable(gone) == {first: {}, second: {}}
+            assert found.explain(gone)[first]["tiers"] == {"GPU": 128}, "its own are its own"
+            assert found.complete(gone) == (first, 128, text)
+            with found.without(0):
+                assert found.complete(gone) == (second, 0, text)
+
+            shared.start()
+            shared.wait_ready()
+            eventually("store up again", lambda: found.store()["up"])
+            assert found.metric("kvlb_store_up", store="lm") == 1
+            assert found.loadable(asked) == found.loadable(gone) == {first: {}, second: {}}, (
+                "another life, nothing in it"
+            )
+            anew = prompt(5, 150)
+            eventually("engines are back", lambda: "triggering recovery" in found.engines[0].tail(400))
+            eventually("engines are back", lambda: "triggering recovery" in found.engines[1].tail(400))
+            with found.without(1):
+                _, _, text = found.complete(anew)
+            loaded(anew, announced(anew), text)
+
+
+def clear(url: str) -> None:
+    """Have LMCache's server forget what it keeps, as an operator does."""
+    with urllib.request.urlopen(
+        urllib.request.Request(url + "/cache/clear", b"", method="POST"), timeout=10
+    ) as response:
+        assert response.status == 200

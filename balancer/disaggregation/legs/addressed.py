@@ -48,6 +48,7 @@ class MoriIo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     shares: ClassVar[bool] = False
     tells_loaded: ClassVar[bool] = False
+    chunk_tokens: ClassVar[int] = 1
     has_bootstrap: ClassVar[bool] = False
     frees_rejected: ClassVar[bool] = True
 

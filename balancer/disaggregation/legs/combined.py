@@ -41,6 +41,10 @@ class Multi(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return all(each.tells_loaded for each in self._parts)
 
     @property
+    def chunk_tokens(self) -> int:
+        return max(each.chunk_tokens for each in self._parts)
+
+    @property
     def has_bootstrap(self) -> bool:
         return any(each.has_bootstrap for each in self._parts)
 

@@ -19,6 +19,16 @@ class Shared(Plain, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shares: ClassVar[bool] = True
     tells_loaded: ClassVar[bool] = True
 
+    chunk_size: int = 1
+    """Tokens that the store keeps together, where it is more than a block of the engines (LMCache: 256)."""
+
+    def __post_init__(self) -> None:
+        _check(self.chunk_size)
+
+    @property
+    def chunk_tokens(self) -> int:
+        return self.chunk_size
+
     def prefill(self, pair: Pair, /) -> Leg:
         return Leg()
 
@@ -32,6 +42,16 @@ class LMCacheMP(Plain, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     shares: ClassVar[bool] = True
     tells_loaded: ClassVar[bool] = True
+
+    chunk_size: int = 256
+    """Tokens that the server keeps together: its ``--chunk-size``."""
+
+    def __post_init__(self) -> None:
+        _check(self.chunk_size)
+
+    @property
+    def chunk_tokens(self) -> int:
+        return self.chunk_size
 
     def prefill(self, pair: Pair, /) -> Leg:
         return Leg()
@@ -64,6 +84,11 @@ class LMCacheV1(Plain, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def decode(self, pair: Pair, answered: Answered | None, /) -> Leg | None:
         told = fields_of(None if answered is None else answered.params)
         return None if lacks(told, "first_tok") else Leg()
+
+
+def _check(chunk_size: int) -> None:
+    if chunk_size < 1:
+        raise ValueError("chunk_size: the tokens that the store keeps together, 1 or more")
 
 
 def _ports(text: str) -> list[int]:

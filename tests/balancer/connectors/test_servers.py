@@ -224,6 +224,31 @@ def test_a_restart_of_lmcaches_server_empties_it() -> None:
     asyncio.run(story())
 
 
+def test_what_no_event_of_lmcaches_server_can_tell_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        status = json.loads(json.dumps(STATUS))
+
+        async def answer(request: web.Request) -> web.Response:
+            return web.json_response(status)
+
+        async with serving(status=answer) as url:
+            used = Used("lmcache", url=url, interval_seconds=0.002)
+            await used.run(lambda: used.store.is_up)
+            assert not caplog.records
+            for count in (3, 5):
+                status["kv_events"]["unbound_stores"] = count
+                await used.run(lambda: used.store.counts["untold"] == count)  # noqa: B023
+            (told,) = [record.getMessage() for record in caplog.records]
+            assert "store s:" in told
+            assert "lmcache_driven" in told
+            status["kv_events"] |= {"enabled": False}
+            with pytest.raises(StoreError, match="--kv-event-log-size"):
+                await used.run(lambda: False)
+            await used.session.close()
+
+    asyncio.run(story())
+
+
 def test_lmcaches_controller_says_how_many_tokens_its_instances_have() -> None:
     async def story() -> None:
         layout: dict[str, tuple[str, int]] = {"one": ("LocalCPUBackend", 256), "two": ("LocalDiskBackend", 768)}

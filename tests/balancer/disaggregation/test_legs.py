@@ -103,6 +103,16 @@ def test_lmcache_tells_how_much_it_had_where_it_is_asked() -> None:
     assert make("lmcache_mp").prefill(PAIR).params is None
 
 
+def test_what_keeps_whole_chunks_says_so() -> None:
+    assert make("lmcache_mp").chunk_tokens == 256
+    assert make("lmcache_mp", {"chunk_size": 64}).chunk_tokens == make("shared", {"chunk_size": 64}).chunk_tokens == 64
+    assert make("nixl").chunk_tokens == make("shared").chunk_tokens == make("moriio").chunk_tokens == 1
+    assert make("multi", {"of": ["nixl", "lmcache_mp"]}).chunk_tokens == 256
+    for name in ("shared", "lmcache_mp"):
+        with pytest.raises(ConfigError, match="chunk_size"):
+            make(name, {"chunk_size": 0})
+
+
 def test_lmcache_between_two_engines_is_told_where_the_other_listens() -> None:
     pair = Pair(P, Side("d", transfer=Transfer(address="10.0.0.2:7300/7301:7400/7401")), 0xF)
     first = make("lmcache").prefill(pair)

@@ -83,6 +83,20 @@ def test_what_was_to_be_fetched_is_held_against_what_was_there(held: int, cached
     assert prove(P16, D16, 100, held, cached, 100) == expected
 
 
+@pytest.mark.parametrize(
+    ("tokens", "cached", "miss"),
+    [
+        (255, 192, None),  # three chunks of 64, and nobody has the rest
+        (255, 128, Miss.PART),
+        (256, 255, None),
+        (63, 0, None),
+        (65, 0, Miss.WHOLE),
+    ],
+)
+def test_nobody_misses_what_fills_no_chunk_of_the_store(tokens: int, cached: int, miss: Miss | None) -> None:
+    assert prove(P16, D16, tokens, 0, cached, tokens, 64).miss is miss
+
+
 def test_a_miss_has_its_likely_cause() -> None:
     d32 = Replica(D, "http://d:1", models=("m",), recipe=Recipe(block_size=32))
     other = Replica(D, "http://d:1", models=("x",), recipe=Recipe(block_size=16))

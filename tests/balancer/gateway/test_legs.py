@@ -188,6 +188,33 @@ def test_both_legs_of_mooncake_are_under_way_together() -> None:
     run(check())
 
 
+def test_what_was_sent_from_one_engine_to_the_other_is_not_told_as_cached() -> None:
+    """The decode engine counts it so, and its answer may be there before that of the prefill engine."""
+
+    async def check() -> None:
+        async with two(connector="mooncake") as (front, (p,), (d,)):
+            told = asyncio.Event()
+
+            async def is_late(request: Received) -> None:
+                await told.wait()
+                request.answer(PREFILLED)
+
+            async def counts_all(request: Received) -> None:
+                request.answer(ANSWER.replace(b'"cached_tokens":0', b'"cached_tokens":4'))
+
+            p.answer, d.answer = is_late, counts_all
+            reader, writer = await front.send(post(CHAT, BODY))
+            answer = b""
+            while b"kv_transfer_params" not in answer:
+                answer += await reader.read(65536)
+            told.set()
+            await close(writer)
+            _, _, body = split(answer)
+            assert json.loads(body)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+    run(check())
+
+
 @pytest.mark.parametrize("connector", ["nixl", "mooncake"])
 @pytest.mark.parametrize(
     "bad",
