@@ -20,7 +20,7 @@ CHUNK: Final = 64
 """Tokens that are kept together; LMCache's own default is 256."""
 
 DRIVEN: Final = "lmcache_driven"
-"""The way in which engines publish events of what the server keeps; without it theirs is ``engine_driven``, which does not."""
+"""The way in which engines publish events of what the server keeps; by themselves those on a CPU are ``engine_driven``."""
 
 START_SECONDS: Final = 240.0
 

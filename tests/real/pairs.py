@@ -30,8 +30,10 @@ COMPLETIONS: Final = "/v1/completions"
 START_SECONDS: Final = 400.0
 """Of two engines that start together."""
 
-REST_SECONDS: Final = 60.0
-"""NIXL frees what nobody has fetched after 30 s."""
+REST_SECONDS: Final = 180.0
+"""At most. NIXL frees what nobody has fetched after 30 s; a decode engine with Mooncake waits for one that has died as long as
+it is told to (20 s here), and 60 s more.
+"""
 
 PROMPT_TOKENS: Final = 200
 ATTEMPTS: Final = 5
@@ -55,7 +57,7 @@ SETUPS = {
     "example": Setup("shared", "ExampleConnector", lambda n: (n - 1) // BLOCK_SIZE * BLOCK_SIZE, is_stock=True),
     "nixl": Setup("nixl", "NixlConnector", lambda n: n, {"kv_buffer_device": "cpu"}),
     "mooncake": Setup("mooncake", "MooncakeConnector", lambda n: n),
-    # As its engines come, without events; whole chunks, of a prompt that is there to its end all but one token.
+    # As its engines come on a CPU, without events; whole chunks, of a prompt that is there to its end all but one token.
     "lmcache": Setup(
         "lmcache_mp",
         "LMCacheMPConnector",

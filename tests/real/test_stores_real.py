@@ -321,6 +321,26 @@ def test_lmcaches_server_by_the_events_of_its_engines(tmp_path: Path) -> None:
             loaded(anew, announced(anew), text)
 
 
+@pytest.mark.long
+def test_lmcaches_server_whose_engines_tell_nothing(tmp_path: Path) -> None:
+    """As they come: what is kept is loaded, and kvlb says that it cannot know."""
+    with lmcache_server(tmp_path, None) as shared:
+        args = transfer("LMCacheMPConnector", **shared.extra)
+        store = f'name = "lm"\nconnector = "lmcache"\nurl = "{shared.url}"\ninterval_seconds = 0.2\n'
+        shared.wait_ready()
+        with fleet(tmp_path, store, args, env=shared.env) as found:
+            eventually("store up", lambda: found.store()["up"])
+            asked = prompt(1, 150)
+            _, cached, text = found.complete(asked)
+            assert cached == 0
+            eventually("said so", lambda: found.metric("kvlb_store_events_total", store="lm", what="untold") == 2)
+            found.complete(prompt(2, 40))
+            assert found.loadable(asked) == {found.names[0]: {}}
+            assert (tmp_path / "kvlb.log").read_text().count("lmcache.mp.mp_transfer_mode = lmcache_driven") == 1
+            found.engines[0].post("/reset_prefix_cache")
+            assert found.complete(asked)[1:] == (128, text)
+
+
 def clear(url: str) -> None:
     """Have LMCache's server forget what it keeps, as an operator does."""
     with urllib.request.urlopen(
