@@ -240,16 +240,8 @@ class Legs:
         fields: dict[str, msgspec.Raw],
     ) -> Coroutine[Any, Any, None]:
         """Find who computes the prompt; what comes back sends both legs, and has the leases."""
-        chosen = await self._prefill_place(asking, wanted, frozenset(), Alone.NOBODY)
+        chosen, engine_id = await self._named_place(asking, wanted)
         try:
-            engine_id = None
-            if self.connector.has_bootstrap:
-                bootstrap = chosen.replica.transfer.bootstrap
-                engine_id = None if bootstrap is None else await self._engines.of(bootstrap, chosen.replica.rank)
-                if engine_id is None:
-                    told = "its engine's id is not known: is its transfer.bootstrap right?"
-                    self._ledger.warn(chosen, told)
-                    raise _Alone(Alone.NO_ENGINE)
             pair = Pair(_side(chosen, engine_id), _side(decision, None), random.getrandbits(128))
             leg, second = self.connector.prefill(pair), self.connector.decode(pair, None)
             if second is None:
@@ -262,6 +254,28 @@ class Legs:
             raise
         attempt = Attempt(self._means, asking, wanted, decision, number, reply, made)
         return self._at_once(sender.run(body, leg), attempt, chosen, decision, leg, reply)
+
+    async def _named_place(self, asking: Asking, wanted: RouteRequest) -> tuple[Decision, str | None]:
+        """Who computes the prompt, and what its engine is called, where that has to be known and is told."""
+        excluded: frozenset[str] = frozenset()
+        reason = Alone.NOBODY
+        for _ in range(self._settings.prefill_attempts):
+            chosen = await self._prefill_place(asking, wanted, excluded, reason)
+            if not self.connector.has_bootstrap:
+                return chosen, None
+            replica, engine_id = chosen.replica, None
+            try:
+                if replica.transfer.bootstrap is not None:
+                    engine_id = await self._engines.of(replica.transfer.bootstrap, replica.rank)
+            finally:
+                if engine_id is None:
+                    self._means.service.release_at_once(chosen.lease, Outcome.CANCELLED)
+            if engine_id is not None:
+                return chosen, engine_id
+            self._ledger.warn(chosen, "its engine's id is not known: is its transfer.bootstrap right?")
+            excluded |= {replica.id} | self._means.service.behind(replica.endpoint)
+            reason = Alone.NO_ENGINE
+        raise _Alone(reason)
 
     async def _at_once(
         self,

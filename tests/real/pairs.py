@@ -9,6 +9,7 @@ import contextlib
 import json
 import random
 import re
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from simulations.demo import free_ports
 from tests.real.engines import BLOCK_SIZE, MODEL_NAME, RealEngine, start_engine
 from tests.real.environment import transfer_python, vllm_python
 from tests.real.lmcache import CHUNK, LMCacheServer, lmcache_server
+from tests.real.stores import eventually as until
 from tests.support.gateways import Gateway, gateway
 from tests.support.waiting import eventually, run
 
@@ -78,8 +80,30 @@ class Two:
         self.python = vllm_python() if setup.is_stock else transfer_python()
         (self.bootstrap,) = free_ports(1)
         self._folder = folder
+        self._store = folder / "store"
         self._ports = {role: free_ports(3) for role in ("producer", "consumer")}
         self.prefill, self.decode = (self._start(role) for role in self._ports)
+
+    @property
+    def has_store(self) -> bool:
+        """Whether the cache lies somewhere on its way from one engine to the other."""
+        return self.server is not None or self.setup.name == "shared"
+
+    def lose_store(self) -> None:
+        """What lies between the engines is gone."""
+        if self.server is not None:
+            self.server.kill()
+        else:
+            shutil.rmtree(self._store)
+
+    def regain_store(self) -> None:
+        """The engines use it again, ready when this returns."""
+        if self.server is None:
+            return
+        self.server.start()
+        self.server.wait_ready()
+        for engine in (self.prefill, self.decode):
+            until("engines are back", lambda: "triggering recovery" in engine.tail(1000))  # noqa: B023
 
     def restart_prefill(self) -> None:
         """Another engine in its place, ready."""
@@ -92,7 +116,7 @@ class Two:
         config: dict[str, Any] = {"kv_connector": setup.connector, "kv_role": f"kv_{role}", **setup.extra}
         extra: dict[str, Any] = {}
         if setup.name == "shared":
-            extra["shared_storage_path"] = str(folder / "store")
+            extra["shared_storage_path"] = str(self._store)
         if setup.name == "mooncake":
             extra["mooncake_protocol"] = "tcp"
         if self.server is not None:

@@ -29,6 +29,7 @@ from tests.real.pairs import (
     said,
     settled,
 )
+from tests.support.gateways import Gateway
 from tests.support.waiting import eventually, run
 
 pytestmark = pytest.mark.real
@@ -153,6 +154,37 @@ def test_an_engine_that_stands_still_costs_an_answer_at_most(two: Two) -> None:
             assert fetched(two.decode) - before == two.setup.fetched(PROMPT_TOKENS), "all is as it was"
         await settled(two.prefill, two.decode)
 
+    run(check(), 600)
+
+
+def test_a_store_that_has_lost_all_costs_time_and_is_told(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the legs, where something lies there."""
+    decode_leg = Legs._decode_leg
+
+    def loses(*args: Any) -> Any:
+        two.lose_store()
+        monkeypatch.setattr(Legs, "_decode_leg", decode_leg)
+        return decode_leg(*args)
+
+    async def misses(front: Gateway) -> dict[str, float]:
+        found = await front.samples("kvlb_disaggregation_silent_misses_total")
+        return {labels["cause"]: value for labels, value in found if value}
+
+    async def check() -> None:
+        monkeypatch.setattr(Legs, "_decode_leg", loses)
+        ids = prompt(260)
+        async with two.front() as (front, client):
+            _, answer = await ask(front, client, body(ids))
+            assert said(answer)[0] == said(await asyncio.to_thread(two.prefill.post, COMPLETIONS, body(ids)))[0]
+            assert await misses(front) == {"whole": 1}
+            await asyncio.to_thread(two.regain_store)
+            before = fetched(two.decode)
+            await ask(front, client, body(prompt(261)))
+            assert fetched(two.decode) - before == two.setup.fetched(PROMPT_TOKENS), "all is as it was"
+        await settled(two.prefill, two.decode)
+
+    if not two.has_store:
+        pytest.skip("nothing lies between its engines")
     run(check(), 600)
 
 

@@ -188,6 +188,33 @@ def test_both_legs_of_mooncake_are_under_way_together() -> None:
     run(check())
 
 
+def test_another_prefill_replica_is_tried_where_the_engine_of_one_cannot_be_asked_for_its_name() -> None:
+    async def check() -> None:
+        async with two(connector="mooncake", prefill_count=2, policy={"name": "round_robin"}) as (front, (p, q), (d,)):
+            p.paths["/query"] = b"{}"
+            for _ in range(3):
+                status, _, _ = await ask(front)
+                assert status == 200
+            asked = [json.loads(each.body) for each in d.received]
+            assert {each["kv_transfer_params"]["remote_bootstrap_addr"] for each in asked} == {q.url}
+            assert (len(p.received), len(q.received)) == (0, 3)
+            assert not sum(value for _, value in await front.samples("kvlb_disaggregation_alone_total"))
+            q.paths["/query"] = b"{}"
+            await eventually(front.is_idle)
+
+            async def alone() -> bool:
+                assert (await ask(front))[0] == 200
+                return d.received[-1].body == BODY
+
+            until = asyncio.get_running_loop().time() + 15
+            while not await alone():  # what an engine is called is remembered for a moment
+                assert asyncio.get_running_loop().time() < until
+            found = await front.samples("kvlb_disaggregation_alone_total")
+            assert [labels["reason"] for labels, value in found if value] == ["no_engine"]
+
+    run(check())
+
+
 def test_what_was_sent_from_one_engine_to_the_other_is_not_told_as_cached() -> None:
     """The decode engine counts it so, and its answer may be there before that of the prefill engine."""
 
