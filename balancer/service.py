@@ -29,6 +29,7 @@ from balancer.connectors.running import StoreRunner, stores_of
 from balancer.core import Decision, Failure, Outcome, Prompt, Replica, RouteRequest, Truth
 from balancer.decision_file import open_decision_file
 from balancer.decisions import NOBODY, DecisionLog, Origin
+from balancer.disaggregation import plan
 from balancer.disaggregation.choosing import Quicker, Threshold
 from balancer.disaggregation.roles import Part, Role
 from balancer.disaggregation.witness import Witness
@@ -146,6 +147,9 @@ class RouterService:
         self._pulses = Pulses()
         self.silence = Silence()
         self.witness = Witness()
+        split = settings.disaggregation
+        # What lies in a store is there before the decode replica is asked for it: its silence is its own.
+        self._waits_for_prefill = not plan.make(split.name, split.settings).shares
         self._split: dict[int, Decision] = {}  # by lease: those whose prompt another replica computes
         self._news = News()
         self.census = Census()
@@ -374,7 +378,8 @@ class RouterService:
 
     def follow(self, decision: Decision, answer: Answer) -> None:
         """Look at this answer now and then while it is under way."""
-        self.care.stalls.sent(decision.lease, decision.replica.id, answer, waits=decision.is_split)
+        waits = decision.is_split and self._waits_for_prefill
+        self.care.stalls.sent(decision.lease, decision.replica.id, answer, waits=waits)
 
     async def release(
         self, lease: int, outcome: Outcome, truth: Truth | None = None, failure: Failure | None = None

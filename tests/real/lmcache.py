@@ -22,6 +22,11 @@ CHUNK: Final = 64
 DRIVEN: Final = "lmcache_driven"
 """The way in which engines publish events of what the server keeps; by themselves those on a CPU are ``engine_driven``."""
 
+ANSWER_SECONDS: Final = 30.0
+"""How long an engine waits for the server. One that was about to store something when the server died stands still meanwhile;
+LMCache's own default is 300 s.
+"""
+
 START_SECONDS: Final = 240.0
 
 
@@ -79,7 +84,8 @@ class LMCacheServer:
     def extra(self) -> dict[str, Any]:
         """``kv_connector_extra_config`` of an engine before it."""
         mode = {} if self.mode is None else {"lmcache.mp.mp_transfer_mode": self.mode}
-        return {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": self._port, **mode}
+        place = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": self._port}
+        return {**place, "lmcache.mp.mq_timeout": ANSWER_SECONDS, **mode}
 
 
 @contextlib.contextmanager

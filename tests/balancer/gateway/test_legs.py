@@ -10,6 +10,7 @@ import pytest
 
 from balancer.http.client import EndpointPool
 from balancer.http.exchange import NotConnected
+from indexer.index import ReplicaId
 from tests.support.gateways import Gateway, close, gateway, post, split
 from tests.support.upstream import Answer, Received, Upstream, upstream
 from tests.support.waiting import eventually, run
@@ -184,6 +185,32 @@ def test_both_legs_of_mooncake_are_under_way_together() -> None:
             assert again == 200
             third = json.loads(p.received[1].body)["kv_transfer_params"]
             assert third["transfer_id"] != first["transfer_id"]
+
+    run(check())
+
+
+@pytest.mark.parametrize("connector", ["shared", "lmcache_mp"])
+def test_a_decode_replica_that_stands_still_before_its_store_is_left(connector: str) -> None:
+    async def check() -> None:
+        async with two(connector=connector, decodes=2) as (front, (p,), decodes):
+            stuck: list[Received] = []
+
+            async def hangs_once(request: Received) -> None:
+                if stuck:
+                    await answers(request)
+                stuck.append(request)
+
+            stalls = front.service.care.stalls
+            stalls._seconds = 0.5
+            for each in decodes:
+                each.answer = hangs_once
+                stalls.told(ReplicaId(each.url.removeprefix("http://")))
+            status, _, body = await ask(front)
+            assert status == 200
+            assert json.loads(body)["usage"]["completion_tokens"] == 7
+            assert [len(each.received) for each in decodes] == [1, 1]
+            await eventually(stuck[0].gone.is_set)
+            assert len(p.received) <= 2
 
     run(check())
 
