@@ -94,7 +94,7 @@ def test_a_mistake_in_a_file_is_one_line(
 def test_an_error_of_a_command_becomes_its_exit_code(
     error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(settings: object, timeout: object) -> None:
+    def fail(settings: object, timeout: object, *, picks: bool) -> None:
         raise error
 
     monkeypatch.setattr("balancer.commands.serve._serve", fail)
@@ -106,7 +106,7 @@ def test_flags_overrule_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     from balancer.settings import Settings
 
     seen: list[Settings] = []
-    monkeypatch.setattr("balancer.commands.serve._serve", lambda settings, timeout: seen.append(settings))
+    monkeypatch.setattr("balancer.commands.serve._serve", lambda settings, timeout, picks: seen.append(settings))
     monkeypatch.setattr("balancer.commands.serve.run_loop", lambda main: main)
     path = tmp_path / "kvlb.toml"
     path.write_text("[server]\nport = 1\nhost = '::1'\n[policy]\nname = 'least_load'\n[[replicas]]\nurl = 'http://h:1'")

@@ -262,7 +262,8 @@ def test_a_giant_costs_itself_alone(start: Start, reader: EventReader, received:
     received.wait_for(A, 0.0, 1.0)
     received.wait_for(B, 5.0)
     status = until(reader, is_settled)
-    assert (status.counters["events_skipped"], status.counters["connections"], received.skipped) == (1, 1, 1)
+    assert status.counters["events_skipped"] >= 1, "and once more for each replay that it is in"
+    assert (status.counters["connections"], received.skipped) == (1, 1)
 
 
 # A consumer that is busy ----------------------------------------------------------------------------------------------
