@@ -23,6 +23,10 @@ NOTICED: Final = 1.1
 """A ratio of times below this is a small one."""
 
 
+MORE_SEEDS: Final = "Play more of them (--seeds 5)."
+"""Where those that were played cannot tell."""
+
+
 class Certainty(Enum):
     """What a finding rests on: runs that were compared, a calculation from them, or too little."""
 

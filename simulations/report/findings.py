@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from simulations.report.cache_size import cache
-from simulations.report.comparison import Cell, base, cells, is_faster, kind_name, ranked
+from simulations.report.comparison import Cell, base, cells, is_faster, kind_name, may_be_quicker, ranked
 from simulations.report.figures import percent, points, times
 from simulations.report.finding import (
     COSTLY,
+    MORE_SEEDS,
     NOTICED,
     REFUSED,
     Certainty,
@@ -105,6 +106,12 @@ def _routing(served: list[Cell], bounds: "BoundFacts | None", blind: frozenset[s
         others.append(sticking[0])
     because = [*(against(chosen, cell) for cell in [plain, *others]), lost, sureness(served)]
     spared = plain.refused - chosen.refused > REFUSED
+    if may_be_quicker(chosen.ttft_mean, plain.ttft_mean) and not spared:
+        answer = (
+            f"{chosen.policy} takes {mean(chosen)} to the first token, {plain.policy} {mean(plain)}, and seeds are so far "
+            f"apart that chance may be why. {MORE_SEEDS}"
+        )
+        return finding("Not known", answer, because, Certainty.UNKNOWN)
     if not is_faster(chosen, plain) and not spared:
         answer = (
             f"{plain.policy} is as good here: {mean(plain)} to the first token, {mean(chosen)} with {chosen.policy}."

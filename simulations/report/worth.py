@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from simulations.report.comparison import Cell, Spread, alike, is_quicker, ranked
+from simulations.report.comparison import Cell, Spread, alike, is_quicker, may_be_quicker, ranked
 from simulations.report.figures import duration, percent
-from simulations.report.finding import NOTICED, REFUSED, Certainty, Finding, sureness
+from simulations.report.finding import MORE_SEEDS, NOTICED, REFUSED, Certainty, Finding, sureness
 from simulations.report.result import table_of
 
 
@@ -26,6 +26,8 @@ class Part(msgspec.Struct, frozen=True):
     beside: str
     """What the figures do not say."""
 
+
+NOT_KNOWN: Final = "Not known"
 
 PARTS: Final = (
     Part(
@@ -71,7 +73,11 @@ def _compared(part: Part, best: Cell, every: Sequence[Cell]) -> Finding | None:
     because += [f"{named(cell)}: {_figures(cell)}." for cell in having]
     because += _other_policy(chosen, every)
     because += [part.beside, sureness([plain, *having])]
-    return Finding(part.setting, part.question, _verdict(chosen, plain), sentence, because, Certainty.MEASURED)
+    verdict, certainty = _verdict(chosen, plain), Certainty.MEASURED
+    if verdict == NOT_KNOWN:
+        certainty = Certainty.UNKNOWN
+        sentence += f" Seeds are so far apart that chance may be why. {MORE_SEEDS}"
+    return Finding(part.setting, part.question, verdict, sentence, because, certainty)
 
 
 def _chosen(having: Sequence[Cell]) -> Cell:
@@ -114,7 +120,7 @@ def _verdict(chosen: Cell, plain: Cell) -> str:
     quicker = [is_quicker(one, other) for one, other in pairs]
     slower = [is_quicker(other, one) for one, other in pairs]
     if not any(quicker):
-        return "No"
+        return NOT_KNOWN if any(may_be_quicker(one, other) for one, other in pairs) else "No"
     if any(slower):
         return "For first tokens" if quicker[0] else "For whole answers"
     is_noticed = any(other.mean >= NOTICED * one.mean for one, other in pairs)

@@ -61,9 +61,24 @@ def test_fewer_refusals_are_a_gain_too() -> None:
 
 def test_overlapping_intervals_are_no_difference() -> None:
     some = [result("cache_aware", ttft=ttft, seed=at) for at, ttft in enumerate((0.5, 1.5))]
-    some += [result("round_robin", ttft=ttft, seed=at) for at, ttft in enumerate((0.7, 1.9))]
+    some += [result("round_robin", ttft=ttft, seed=at) for at, ttft in enumerate((0.51, 1.51))]
     assert routing(*some).verdict == "No"
     assert any("2 seeds" in each for each in routing(*some).because)
+
+
+def test_means_that_are_apart_where_chance_is_large_are_neither_a_yes_nor_a_no() -> None:
+    some = [result("cache_aware", ttft=ttft, seed=at) for at, ttft in enumerate((1.2, 1.7))]
+    some += [result("random", ttft=ttft, seed=at) for at, ttft in enumerate((2.8, 3.4))]
+    finding = routing(*some)
+    assert (finding.verdict, finding.certainty) == ("Not known", Certainty.UNKNOWN)
+    assert "--seeds" in finding.answer
+    some += [result(name, ttft=ttft, seed=2) for name, ttft in (("cache_aware", 1.45), ("random", 3.1))]
+    assert routing(*some).verdict == "Yes"
+
+
+def test_a_fleet_that_is_named_twice_is_no_second_seed() -> None:
+    some = [result(name, ttft=ttft) for name, ttft in (("cache_aware", 1.0), ("round_robin", 3.0)) for _ in range(2)]
+    assert any(each.startswith("One seed") for each in routing(*some).because)
 
 
 @pytest.mark.parametrize(

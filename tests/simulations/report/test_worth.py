@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from simulations.detailed_fleet import Disaggregation
-from simulations.report.finding import Finding
+from simulations.report.finding import Certainty, Finding
 from simulations.report.result import Result
 from simulations.store import StoreSettings
 from tests.support.runs import report, result
@@ -141,7 +141,7 @@ def test_a_split_is_told_with_the_time_of_answers_and_of_their_tokens() -> None:
 
 def test_intervals_that_meet_are_no_difference() -> None:
     some = [result(ttft=ttft, seed=at) for at, ttft in enumerate((0.8, 1.6))]
-    some += [result(ttft=ttft, seed=at, settings=store()) for at, ttft in enumerate((0.6, 1.4))]
+    some += [result(ttft=ttft, seed=at, settings=store()) for at, ttft in enumerate((0.79, 1.59))]
     assert of_store(*some).verdict == "No"
 
 
@@ -167,3 +167,11 @@ def test_of_stores_that_are_as_quick_the_first_token_decides_and_then_who_needs_
     assert "With a store (gbits=100)" in of_store(*some[:3]).answer
     slow = result(ttft=0.68, pace=0.098, settings=store(gbits=1.0))
     assert "With a store (gbits=100)" in of_store(*some[:3], slow).answer, "as quick in all, but for the first token"
+
+
+def test_a_store_whose_worth_chance_hides_is_neither_worth_it_nor_not() -> None:
+    some = [result(ttft=ttft, seed=at) for at, ttft in enumerate((40.0, 46.0))]
+    some += [result(ttft=ttft, seed=at, settings=store()) for at, ttft in enumerate((10.0, 22.0))]
+    finding = of_store(*some)
+    assert (finding.verdict, finding.certainty) == ("Not known", Certainty.UNKNOWN)
+    assert "--seeds" in finding.answer
