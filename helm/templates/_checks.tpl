@@ -253,6 +253,9 @@ snapshot.sibling_api_key: true
 {{- if and $v.epp.inferencePool.create (ne (include "kvlb.namespace.engines" .) .Release.Namespace) }}
 {{- fail "engines.namespace: an InferencePool selects Pods of its own namespace alone; install the chart there" }}
 {{- end }}
+{{- if and $v.networkPolicy.enabled $v.networkPolicy.engines (not $v.networkPolicy.engineClients) }}
+{{- fail "networkPolicy.engineClients: with mode epp it is the Envoy gateway that sends requests to engines, and the policy would close them to it; name its Pods, or set networkPolicy.engines to false" }}
+{{- end }}
 {{- if and $v.epp.gateway.create (not $v.epp.gateway.className) }}
 {{- fail "epp.gateway.className: a Gateway needs the name of a GatewayClass" }}
 {{- end }}

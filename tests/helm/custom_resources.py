@@ -13,6 +13,9 @@ DURATION: Final = {"type": "string", "pattern": "^([0-9]+(ms|h|m|s))+$"}
 PARENTS: Final = a_list(
     an_object(("name",), group=STRING, kind=STRING, name=STRING, namespace=STRING, sectionName=STRING, port=PORT), 1
 )
+ISTIO_TLS: Final = an_object(
+    ("mode",), mode={"enum": ["DISABLE", "SIMPLE", "MUTUAL", "ISTIO_MUTUAL"]}, insecureSkipVerify=BOOLEAN
+)
 LABELLED: Final = an_object(("matchLabels",), matchLabels={**LABELS, "minProperties": 1})
 
 SPECS: Final[dict[tuple[str, str], dict[str, Any]]] = {
@@ -123,9 +126,7 @@ SPECS: Final[dict[tuple[str, str], dict[str, Any]]] = {
         ("host",),
         host=STRING,
         trafficPolicy=an_object(
-            tls=an_object(
-                ("mode",), mode={"enum": ["DISABLE", "SIMPLE", "MUTUAL", "ISTIO_MUTUAL"]}, insecureSkipVerify=BOOLEAN
-            )
+            tls=ISTIO_TLS, portLevelSettings=a_list(an_object(("port",), port=an_object(number=PORT), tls=ISTIO_TLS), 1)
         ),
     ),
 }

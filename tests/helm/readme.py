@@ -13,11 +13,17 @@ HEAD: Final = """<!-- Made by scripts/chart of values.yaml; edit that. -->
 Installs kvlb before vLLM engines that are there, or with engines of its own, or as the endpoint picker of an Envoy gateway.
 What to do with it is told in [kubernetes](../docs/kubernetes.md).
 
+Nobody publishes an image of kvlb. Build it where this repository lies, push it to a registry that the cluster can pull from,
+and name it:
+
 ```
-helm install kvlb ./helm --set engines.matchLabels.app=vllm
+docker build -t REGISTRY/kvlb:0.1.0 . && docker push REGISTRY/kvlb:0.1.0
+helm install kvlb ./helm --set image.repository=REGISTRY/kvlb --set engines.matchLabels.app=vllm
 ```
 
-An unknown value, a wrong type and values that contradict each other end the installation with a sentence that says what to do.
+Values that contradict each other end the installation with a sentence that says what to do. An unknown value or a wrong type
+ends it with helm's own message, which names the place. What policies and stores have as settings of their own, and their names,
+is checked by kvlb when it starts: a Pod that does not become ready has the reason in its log.
 """
 
 SIZING: Final = """## Sizing

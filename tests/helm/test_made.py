@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import tarfile
 import tomllib
 from pathlib import Path
@@ -13,7 +14,7 @@ import yaml
 
 from tests.helm import sizing
 from tests.helm.made import FILES, out_of_date
-from tests.helm.rendering import CHART, asked, render
+from tests.helm.rendering import CHART, ROOT, asked, render
 from tests.helm.values_file import Value, read
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -48,6 +49,26 @@ def test_a_package_of_the_chart_has_all_that_it_needs(tmp_path: Path) -> None:
         assert not [name for name in archive.getnames() if "/ci/" in name]
 
 
+def test_the_script_runs_helm_where_it_is_asked_to(tmp_path: Path) -> None:
+    (tmp_path / "values.yaml").write_text("nameOverride: other\n")
+    words = [
+        "template",
+        "kv",
+        str(CHART),
+        "--values",
+        "values.yaml",
+        "--show-only",
+        "templates/gateway/deployment.yaml",
+    ]
+    done = subprocess.run(
+        [str(ROOT / "scripts" / "helm"), *words], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert yaml.safe_load(done.stdout)["metadata"]["name"] == "kv-other"
+    told = subprocess.run([str(ROOT / "scripts" / "helm"), "nonsense"], capture_output=True, text=True, check=False)
+    assert told.returncode != 0
+    assert "nonsense" in told.stderr
+
+
 def test_what_the_documents_install_can_be_installed(tmp_path: Path) -> None:
     blocks = "\n".join(
         block for name in ("README.md", "docs/kubernetes.md", "helm/README.md")
@@ -57,6 +78,7 @@ def test_what_the_documents_install_can_be_installed(tmp_path: Path) -> None:
     commands += re.findall(r"`helm install kvlb \./helm([^`]*)`", (CHART.parent / "README.md").read_text())
     assert len(commands) >= 4
     for words in commands:
+        assert "image.repository=REGISTRY/kvlb" in words, "nobody publishes the chart's own"
         done = asked("template", "kvlb", str(CHART), *words.split())
         assert done.returncode == 0, (words, done.stderr)
     examples = re.findall(r"```yaml\n(.*?)```", (DOCS / "kubernetes.md").read_text(), re.S)
@@ -66,6 +88,16 @@ def test_what_the_documents_install_can_be_installed(tmp_path: Path) -> None:
         (tmp_path / "values.yaml").write_text(each)
         done = asked("template", "kvlb", str(CHART), "--values", str(tmp_path / "values.yaml"))
         assert done.returncode == 0, (each, done.stderr)
+
+
+def test_the_documents_say_that_the_image_is_to_be_built() -> None:
+    dockerfile = CHART.parent / "Dockerfile"
+    assert dockerfile.is_file()
+    for name in ("README.md", "docs/kubernetes.md", "helm/README.md"):
+        text = (CHART.parent / name).read_text()
+        assert "obody publishes an image" in text, name
+        assert "docker build -t REGISTRY/kvlb:0.1.0 ." in text, name
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == "0.1.0"
 
 
 def test_the_adapters_rule_of_the_documents_makes_the_metric_that_is_scaled_by() -> None:

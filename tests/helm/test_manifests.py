@@ -231,6 +231,28 @@ def test_nothing_is_left_of_the_templates(rendered: Rendered) -> None:
             assert "{{" not in without_alerts
 
 
+@pytest.mark.parametrize(("image", "is_told"), [("kvlb/kvlb", True), ("registry.example/kvlb", False)])
+def test_notes_say_what_to_do_where_the_image_is_one_that_nobody_publishes(image: str, is_told: bool) -> None:
+    done = asked("install", RELEASE, str(CHART), "--dry-run=client", "--set", f"image.repository={image}")
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.partition("\nNOTES:\n")[2]
+    assert ("docker build -t REGISTRY/kvlb:0.1.0 ." in notes) == is_told
+    assert ("--set image.repository=REGISTRY/kvlb" in notes) == is_told
+    assert ("image is kvlb/kvlb:0.1.0, which nobody publishes" in notes) == is_told
+
+
+def test_istio_speaks_tls_with_the_picker_and_not_with_its_control_plane() -> None:
+    for changes, tls in (
+        ({"epp__port": 9100}, {"mode": "SIMPLE", "insecureSkipVerify": True}),
+        ({"epp__port": 9100, "epp__tls__enabled": False}, {"mode": "DISABLE"}),
+    ):
+        rendered = render("epp", **changes)
+        policy = rendered.one("DestinationRule")["spec"]["trafficPolicy"]
+        assert policy == {"portLevelSettings": [{"port": {"number": 9100}, "tls": tls}]}
+        (service,) = [each for each in rendered.all("Service") if each["metadata"]["name"] == "kv-kvlb"]
+        assert 9100 in [each["port"] for each in service["spec"]["ports"]]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_notes_give_commands_that_name_what_is_there(case: str) -> None:
     words = ["install", RELEASE, str(CHART), "--dry-run=client", "--namespace", NAMESPACE]

@@ -9,6 +9,9 @@ import jsonschema
 import pytest
 import yaml
 
+from balancer.errors import ConfigError
+from balancer.policies import base as policies
+from balancer.settings import load
 from tests.helm.rendering import CHART, refused, render
 from tests.helm.values_file import Value, read
 
@@ -187,6 +190,9 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
      "tls: with mode epp clients do not ask kvlb"),
     ("epp", {"engines": {"discovery": "dns", "host": "a"}}, "engines.discovery: with mode epp the pool's Pods"),
     ("epp", {"engines__namespace": "other"}, "engines.namespace: an InferencePool selects Pods of its own namespace"),
+    ("epp", {"networkPolicy__engineClients": []},
+     "networkPolicy.engineClients: with mode epp it is the Envoy gateway that sends requests to engines"),
+    ("epp-plain", {"networkPolicy__enabled": True}, "networkPolicy.engineClients: with mode epp"),
     ("epp", {"epp__gateway__className": ""}, "epp.gateway.className: a Gateway needs the name of a GatewayClass"),
     ("epp", {"epp__gateway__create": False}, "epp.route.parentRefs: name the Gateway that the route belongs to"),
     ("epp", {"mode": "gateway"}, "epp: is for mode epp alone"),
@@ -235,6 +241,22 @@ def test_every_sentence_of_the_templates_is_said_to_somebody() -> None:
     said = "\n".join(refused(case, **values) for case, values, _ in CONTRADICTIONS)
     patterns = [re.sub("%[sd]", ".+", re.escape(each)) for each in sentences]
     assert [each for each in patterns if not re.search(each, said)] == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"), [({"name": "cach_aware"}, "cach_aware"), ({"name": "cache_aware", "bussy": 1}, "bussy")]
+)
+def test_names_of_policies_and_their_own_settings_are_for_kvlb_to_check(policy: dict[str, Any], told: str) -> None:
+    """As the documents say: an image may have policies that no schema of the chart knows."""
+    asked = load(render("default", settings__policy=policy).settings).policy
+    with pytest.raises(ConfigError, match=told):
+        policies.make(asked.name, asked.settings)
+
+
+def test_engines_that_no_policy_closes_need_no_clients_named() -> None:
+    changes = {"networkPolicy__engineClients": [], "networkPolicy__engines": False}
+    assert len(render("epp", **changes).all("NetworkPolicy")) == 1
+    assert len(render("fleet", networkPolicy__enabled=True).all("NetworkPolicy")) == 2
 
 
 def test_values_that_are_let_go_with_null_are_as_if_they_were_not_there() -> None:
