@@ -247,7 +247,8 @@ class _RouterCollector(IndexCollector):
             lists.add_metric([result], follower.counts[result])
         problem = GaugeMetricFamily(
             "kvlb_discovery_problem",
-            "1 while the list of endpoints may be out of date; /kvlb/status says why.",
+            "1 while the list of endpoints may be out of date, or some that should be there cannot be used;"
+            " /kvlb/status says why.",
             float(follower.problem is not None),
         )
         return [endpoints, lists, problem]

@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from balancer.discovery import selectors
 from balancer.discovery.api_server import PODS, SLICES, Access, ApiServer, Refused, Resource, Unanswered, Unasked
 from balancer.discovery.base import Failed, Found, discovery, read_replicas, with_host
 from balancer.discovery.kinds import SERVICE_LABEL, Pod, Slice
@@ -67,12 +68,16 @@ class KubernetesDiscovery(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
             raise ValueError("give selector (of Pods), service, or both: not every Pod is an engine")
         if self.selector is not None and not (self.selector.strip() and self.selector.isprintable()):
             raise ValueError("selector: it is empty, or has control characters; give one like app=vllm")
+        if self.selector is not None and (wrong := selectors.problem(self.selector)) is not None:
+            raise ValueError(f"selector: {wrong}; give one like app=vllm or app in (vllm, vllm-lora)")
         for name, longest in (("namespace", 63), ("service", 63)):
             value = getattr(self, name)
             if value is not None and not (
                 len(value) <= longest and re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", value)
             ):
                 raise ValueError(f"{name}: {value!a} is no name in Kubernetes; give its name alone, like vllm")
+        if isinstance(self.port, str) and re.fullmatch("[0-9]+", self.port):
+            raise ValueError(f"port: {self.port!a} is text, and no name is all digits; give the number without quotes")
         if not (0 < self.port < 65536 if isinstance(self.port, int) else re.fullmatch("[A-Za-z0-9-]{1,63}", self.port)):
             raise ValueError(f"port: {self.port!a} is no port; give 1 to 65535, or the name of one")
         if self.scheme not in {"http", "https"}:

@@ -614,6 +614,10 @@ def test_its_own_settings_have_the_documented_defaults() -> None:
     [
         ({}, "give selector"),
         ({"selector": " "}, "selector: it is empty"),
+        ({"selector": "app in (x"}, "selector: 'app in \\(x' is no requirement; give one like app=vllm"),
+        ({"selector": "app=a b"}, "selector: 'app=a b' is no requirement"),
+        ({"service": "vllm", "port": "99999"}, "port: '99999' is text, and no name is all digits; give the number"),
+        ({"service": "vllm", "port": "8000"}, "port: '8000' is text"),
         ({"service": "vllm.llm.svc"}, "service: 'vllm.llm.svc' is no name"),
         ({"service": "vllm", "namespace": "../x"}, "namespace: '../x' is no name"),
         ({"service": "vllm", "port": 0}, "port: 0 is no port"),
