@@ -13,7 +13,7 @@ from balancer.discovery import file as file_module
 from balancer.health import Watcher
 from balancer.settings import ReplicaSettings
 from balancer.targets import Targets
-from tests.support.gateways import Gateway, close, gateway, post, split
+from tests.support.gateways import Gateway, close, gateway, get, post, split
 from tests.support.upstream import OK, Received, upstream
 from tests.support.waiting import eventually, run
 
@@ -251,6 +251,9 @@ def test_a_file_that_is_broken_changes_nothing_and_is_told(
             await eventually(lambda: front.service.follower.problem)
             assert (await ask(front))[0] == "200"
             assert [value for _, value in await front.samples("kvlb_discovery_problem")] == [1]
+            page = (await front.exchange(get("/metrics"))).decode()
+            (said,) = [line for line in page.splitlines() if line.startswith("# HELP kvlb_discovery_problem ")]
+            assert "or some that should be there cannot be used" in said
             write([one.url])
             await eventually(lambda: front.service.follower.problem is None)
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import copy
+import functools
 import json
 import re
 import textwrap
@@ -17,6 +18,7 @@ import yaml
 from balancer.cli import main
 from balancer.core import Outcome
 from balancer.settings import load
+from simulations.demo import free_ports
 from tests.support.engines import MODEL
 from tests.support.envoy import DESTINATION, Envoy, configured
 from tests.support.pickers import Picked, picker
@@ -156,5 +158,28 @@ def test_what_the_document_says_of_seeing_that_it_works(tmp_path: Path, capsys: 
             for words in (["--request-id", asked], ["--tokens", json.dumps(PROMPT), "--model", MODEL]):
                 assert await asyncio.to_thread(main, ["explain", "--gateway", made.url, *words]) == 0
                 assert again.headers["x-kvlb-replica"] in capsys.readouterr().out
+
+    run(check())
+
+
+def test_several_pickers_know_of_each_other_by_their_control_planes(tmp_path: Path) -> None:
+    async def check() -> None:
+        ports = free_ports(2)
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        sections: list[dict[str, Any]] = [{"server": {"port": port}, "siblings": {"urls": urls}} for port in ports]
+        one, two = sections
+        async with picker(**one) as first, picker(urls=[each.url for each in first.engines], **two) as second:
+            for made in (first, second):
+                await eventually(functools.partial(counts_one, made))
+                async with before(made, documented, tmp_path):
+                    assert (await made.complete(PROMPT)).status == 200
+                await made.settled()
+
+    def counts_one(made: Picked) -> bool:
+        told = made.service.siblings.told()
+        return sorted((each.is_self, each.weight > 0, each.common) for each in told if each.is_self or each.weight) == [
+            (False, True, 2),
+            (True, False, 0),
+        ]
 
     run(check())
