@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from balancer import snapshot_file
-from balancer.checks.facts import Cache, Endpoint, Facts, Overruled, SharedStore, Sibling, Source, Stream
+from balancer.checks.facts import Cache, Discovering, Endpoint, Facts, Overruled, SharedStore, Sibling, Source, Stream
 from balancer.core import Outcome
 from balancer.disaggregation import plan
 from balancer.facts import CacheConfig, Described, describe
@@ -68,6 +68,12 @@ def survey(service: RouterService, snapshot: SnapshotSettings | None = None) -> 
         stores=tuple(_store(service, store) for store in service.router.caches.stores),
         siblings=tuple(msgspec.convert(each, Sibling, from_attributes=True) for each in service.siblings.told()),
         siblings_problem=service.siblings.problem,
+        discovery=Discovering(
+            name=service.settings.discovery.name,
+            told=service.follower.reason,
+            problem=service.follower.problem,
+            endpoints=service.follower.found,
+        ),
     )
 
 

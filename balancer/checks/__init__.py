@@ -6,12 +6,13 @@ A finding says what is, and what to do where it is not right. One more check is 
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from balancer.checks import ends, fleet, replicas, siblings
+from balancer.checks import discovery, ends, fleet, replicas, siblings
 from balancer.checks.facts import Facts
 from balancer.checks.finding import Finding, Result, gathered
 
 CHECKS: Final[dict[str, Callable[[Facts], Iterable[Finding]]]] = {
     "kvlb": fleet.kvlb,
+    "discovery": discovery.discovery,
     "endpoint": replicas.endpoint,
     "addresses": fleet.addresses,
     "version": replicas.version,

@@ -170,6 +170,18 @@ class Sibling(msgspec.Struct, frozen=True, kw_only=True):
     differs_seconds: float = 0.0
 
 
+class Discovering(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``[discovery]`` has told: ``told`` is what its last list was made of, ``problem`` why that may not be all there is.
+
+    ``endpoints`` are in use beside those of the settings. ``told`` and ``problem`` are None before it has said anything.
+    """
+
+    name: str
+    told: str | None = None
+    problem: str | None = None
+    endpoints: int = 0
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the checks look at.
 
@@ -178,7 +190,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     to, ``snapshot_problem`` why that cannot be written, ``taken_over_from`` where it began with so many blocks,
     ``not_taken_over`` the sibling or file that had none to give, and why. ``requests``, ``salted`` and ``salts`` count the last
     requests, those with a ``cache_salt``, and the different ones. ``siblings`` are other gateways, as far as any were named;
-    ``siblings_problem`` is why these may not be all.
+    ``siblings_problem`` is why these may not be all. ``discovery`` is what finds further endpoints.
     """
 
     kvlb: str
@@ -200,3 +212,4 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[SharedStore, ...] = ()
     siblings: tuple[Sibling, ...] = ()
     siblings_problem: str | None = None
+    discovery: Discovering | None = None

@@ -7,6 +7,7 @@ the facts, and says nothing of a subject whose fault another check has told alre
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from balancer.checks.discovery import NAMED
 from balancer.checks.facts import Cache, Facts, Source, Stream
 from balancer.checks.finding import Finding, broken, degraded, ok, skipped
 from balancer.facts import EVENTS_FLAG
@@ -38,7 +39,9 @@ KEY_REMEDY: Final = "give --api-key KEY (kvlb serve: upstream.api_key)"
 def endpoint(facts: Facts) -> Iterator[Finding]:
     """Every address answers as an engine that can be used."""
     if not facts.endpoints:
-        yield broken("fleet", "there are no endpoints", "name one with --replica http://HOST:PORT")
+        is_found = facts.discovery is not None and facts.discovery.name != NAMED
+        remedy = "see discovery" if is_found else "name one with --replica http://HOST:PORT, or use [discovery]"
+        yield broken("fleet", "there are no endpoints", remedy)
     for each in facts.endpoints:
         if each.problem is None and each.drains:
             yield degraded(

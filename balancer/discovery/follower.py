@@ -58,6 +58,11 @@ class Follower:
     def __repr__(self) -> str:
         return f"<Follower of {self._discovery!r}, {len(self._last)} endpoints>"
 
+    @property
+    def found(self) -> int:
+        """How many endpoints there are beside those of the settings."""
+        return len(self._last) - len(self._given)
+
     async def run(self) -> None:
         failures = 0
         while True:

@@ -91,6 +91,23 @@ def test_an_idle_fleet_cannot_prove_its_recipe_and_says_so(doctor: Doctor) -> No
     run(check())
 
 
+def test_a_discovery_that_finds_nothing_has_its_line_from_both_sides(doctor: Doctor, tmp_path: Path) -> None:
+    found_by = {"discovery": {"name": "file", "path": str(tmp_path / "nowhere.toml")}}
+    settings = tmp_path / "kvlb.toml"
+    settings.write_text(f'[discovery]\nname = "file"\npath = "{tmp_path / "nowhere.toml"}"\n')
+
+    async def check() -> None:
+        async with gateway([], wait=False, **found_by) as front:
+            await eventually(lambda: front.service.follower.problem is not None)
+            for words in (["--gateway", front.url], ["--config", str(settings)]):
+                code, told = await doctor(*words)
+                assert code == 2
+                assert "cannot read" in told["discovery", Verdict.BROKEN]
+                assert "--replica" not in told["endpoint", Verdict.BROKEN]
+
+    run(check())
+
+
 OLD: dict[str, Any] = {"vllm_version": "0.22.0"}
 
 BROKEN: list[tuple[FakeConfig, int, dict[str, str]]] = [

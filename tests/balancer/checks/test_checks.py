@@ -21,6 +21,7 @@ def test_where_all_is_well_every_check_says_so() -> None:
     results = examine(facts())
     assert {each.verdict for each in results} == {Verdict.OK}
     assert set(CHECKS) - {each.check for each in results} == {
+        "discovery",
         "ranks",
         "roles",
         "ends",
