@@ -104,6 +104,8 @@ def _awaited(facts: Facts) -> list[str]:
     """The addresses from which something is still to be expected."""
     silent = [each.url for each in facts.endpoints if each.problem == UNASKED]
     silent += [each.address for each in facts.siblings if each.age is None and not each.problem and not each.is_self]
+    if facts.siblings_host is not None and not facts.siblings and facts.siblings_problem is None:
+        silent.append(facts.siblings_host)
     return silent + [
         each.source.events if each.stream is None or not each.stream.is_connected else str(each.source.replay)
         for each in facts.caches

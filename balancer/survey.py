@@ -67,6 +67,7 @@ def survey(service: RouterService, snapshot: SnapshotSettings | None = None) -> 
         disaggregation=_disaggregation(service),
         stores=tuple(_store(service, store) for store in service.router.caches.stores),
         siblings=tuple(msgspec.convert(each, Sibling, from_attributes=True) for each in service.siblings.told()),
+        siblings_host=service.settings.siblings.host,
         siblings_problem=service.siblings.problem,
         discovery=Discovering(
             name=service.settings.discovery.name,

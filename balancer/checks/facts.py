@@ -189,8 +189,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     ``is_gateway`` is false where a fleet is looked at that nobody serves yet. ``snapshot`` is the file that the index is saved
     to, ``snapshot_problem`` why that cannot be written, ``taken_over_from`` where it began with so many blocks,
     ``not_taken_over`` the sibling or file that had none to give, and why. ``requests``, ``salted`` and ``salts`` count the last
-    requests, those with a ``cache_salt``, and the different ones. ``siblings`` are other gateways, as far as any were named;
-    ``siblings_problem`` is why these may not be all. ``discovery`` is what finds further endpoints.
+    requests, those with a ``cache_salt``, and the different ones.
+    ``siblings`` are other gateways, as far as any were named; ``siblings_host`` is the name that stands for them,
+    ``siblings_problem`` why these may not be all. ``discovery`` is what finds further endpoints.
     """
 
     kvlb: str
@@ -211,5 +212,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     disaggregation: tuple[str, ...] = ()
     stores: tuple[SharedStore, ...] = ()
     siblings: tuple[Sibling, ...] = ()
+    siblings_host: str | None = None
     siblings_problem: str | None = None
     discovery: Discovering | None = None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from balancer.checks.facts import Facts, Sibling
-from balancer.checks.finding import Finding, broken, degraded, ok
+from balancer.checks.finding import Finding, broken, degraded, ok, skipped
 
 DIFFERS_SECONDS: Final = 15.0
 """For so long two gateways may know different replicas: each finds them by itself, and engines take their time to answer."""
@@ -20,7 +20,13 @@ SAME: Final = "give all gateways the same URLs of replicas, or the same discover
 def siblings(facts: Facts) -> Iterator[Finding]:
     """Each of them answers, each is another one, and all of them have the same fleet."""
     if facts.siblings_problem is not None:
-        yield degraded("siblings", facts.siblings_problem, "give siblings.host a name that the name server knows")
+        yield degraded(
+            "siblings",
+            facts.siblings_problem,
+            "give siblings.host a name that the name server knows, and that stands for all gateways",
+        )
+    elif facts.siblings_host is not None and not facts.siblings:
+        yield skipped(facts.siblings_host, "has not been resolved yet", "ask again in a moment")
     seen: dict[str, str] = {}
     others = [each for each in facts.siblings if not each.is_self]
     for each in others:

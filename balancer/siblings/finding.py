@@ -5,6 +5,7 @@ Knows a name service and clocks. Which addresses an uneven series of answers sta
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncIterator
 from typing import Final
@@ -13,6 +14,9 @@ from balancer.discovery.resolving import EXTRA, Resolver, Unresolved, has_dnspyt
 from balancer.discovery.steady import SteadyAddresses
 from balancer.errors import ConfigError
 from balancer.siblings.settings import SiblingSettings
+from balancer.words import counted
+
+log = logging.getLogger(__name__)
 
 TTL_SECONDS: Final = 5.0
 """How long an answer holds where nothing tells it."""
@@ -26,7 +30,10 @@ MOST_PAUSE: Final = 30.0
 
 
 class Finder:
-    """Finds the addresses. ``problem`` is why the last ones may be out of date, for people."""
+    """Finds the addresses. ``problem`` is why there are none, or why the last ones may be out of date, for people.
+
+    A problem is logged when it begins, and so is its end.
+    """
 
     def __init__(self, settings: SiblingSettings, resolver: Resolver | None = None) -> None:
         """Raises ``ConfigError`` where the name server cannot be asked."""
@@ -42,8 +49,9 @@ class Finder:
         try:
             answer = await self._open().hosts(self._settings.host, self._settings.port or 0)
         except Unresolved as error:
-            self.problem = f"{self._settings.host} cannot be resolved: {error}"
+            self._complain(f"{self._settings.host} cannot be resolved: {error}")
             return []
+        self._answered(answer.addresses)
         return self._urls(answer.addresses)
 
     async def watch(self) -> AsyncIterator[list[str]]:
@@ -60,14 +68,28 @@ class Finder:
                 answer = await resolver.hosts(settings.host, settings.port or 0)
             except Unresolved as error:
                 failures += 1
-                self.problem = f"{settings.host} cannot be resolved: {error}; those that were found last are kept"
+                self._complain(f"{settings.host} cannot be resolved: {error}; those that were found last are kept")
                 pause = min(MOST_PAUSE, LEAST_PAUSE * 2 ** min(failures - 1, 10)) * (0.5 + random.random() / 2)
             else:
-                failures, self.problem = 0, None
+                failures = 0
+                self._answered(answer.addresses)
                 yield self._urls(steady.answered(answer.addresses, loop.time()))
                 pause = answer.ttl if answer.addresses else TTL_SECONDS
                 pause = max(LEAST_PAUSE, min(pause, steady.settled_at - loop.time(), MOST_PAUSE))
             await asyncio.sleep(pause)
+
+    def _answered(self, addresses: frozenset[str]) -> None:
+        if not addresses:
+            self._complain(f"{self._settings.host} stands for no address: there is no such name, or nobody behind it")
+            return
+        if self.problem is not None:
+            log.info("siblings: %s stands for %s", self._settings.host, counted(len(addresses), "address", "addresses"))
+        self.problem = None
+
+    def _complain(self, problem: str) -> None:
+        if self.problem is None:  # name servers tell the same in other words each time
+            log.warning("siblings: %s", problem)
+        self.problem = problem
 
     def _open(self) -> Resolver:
         if self._resolver is None:

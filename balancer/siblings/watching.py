@@ -27,7 +27,10 @@ MOST_PAUSE: Final = 5.0
 """Seconds; after so many one is asked again that has not answered several times, or is this gateway itself."""
 
 TELL_AGAIN_SECONDS: Final = 60.0
-"""For which the same is not said again of an address."""
+"""For which the same is not said again of an address that does not stay as it is."""
+
+STANDS_SECONDS: Final = 5.0
+"""Who has answered for so long is back: what is said of it then is new, whatever was said before."""
 
 _NEEDS_KEY: Final = frozenset({401, 403})
 
@@ -51,6 +54,11 @@ class Siblings:
         exchange.book.set(settings.urls)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._said: dict[tuple[str, str], float] = {}
+        """Until when this is not said again of this address."""
+        self._last: dict[str, str] = {}
+        """What was said of it last."""
+        self._answers: dict[str, tuple[float, str]] = {}
+        """Since when it answers, and as whom; none of who does not."""
         self._headers = {ASKER: exchange.book.own}
         if settings.api_key is not None:
             self._headers["Authorization"] = f"Bearer {settings.api_key}"
@@ -109,6 +117,8 @@ class Siblings:
         for url in [url for url in self._tasks if url not in urls]:
             log.info("%s: is no sibling any more", url)
             self._tasks.pop(url).cancel()
+            self._last.pop(url, None)
+            self._answers.pop(url, None)
         for url in urls:
             if url not in self._tasks:
                 self._tasks[url] = asyncio.create_task(self._keep_asking(session, url))
@@ -137,10 +147,17 @@ class Siblings:
         try:
             report = await self._report(session, asking)
         except _Failed as error:
-            news = self.exchange.failed(asking, str(error), error.result, time.monotonic(), is_gone=error.is_gone)
-            self._say(logging.WARNING, url, news)
+            self.exchange.failed(asking, str(error), error.result, time.monotonic(), is_gone=error.is_gone)
+            self._answers.pop(url, None)
+            self._say(logging.WARNING, url, str(error))
             return False
-        self._say(logging.INFO, url, self.exchange.heard(asking, report, time.monotonic()))
+        now = time.monotonic()
+        news = self.exchange.heard(asking, report, now)
+        since, told = self._answers.get(url, (now, ""))
+        self._answers[url] = since, news or told
+        self._say(logging.INFO, url, news or told)
+        if now - since >= STANDS_SECONDS:
+            self._said = {(of, said): until for (of, said), until in self._said.items() if of != url}
         return True
 
     async def _report(self, session: aiohttp.ClientSession, asking: Asking) -> Report:
@@ -175,11 +192,12 @@ class Siblings:
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise _Failed(reason(error)) from error
 
-    def _say(self, level: int, url: str, news: str | None) -> None:
-        """One line, unless it has just been said."""
+    def _say(self, level: int, url: str, news: str) -> None:
+        """One line for how it stands, unless that is what was said last, or has just been said."""
         now = time.monotonic()
-        if news is None or now < self._said.get((url, news), 0.0):
+        if not news or news == self._last.get(url) or now < self._said.get((url, news), 0.0):
             return
+        self._last[url] = news
         self._said = {key: until for key, until in self._said.items() if until > now}
         self._said[url, news] = now + TELL_AGAIN_SECONDS
         log.log(level, "%s: %s", url, news)

@@ -63,6 +63,15 @@ def test_a_gateway_that_is_named_twice() -> None:
     assert f"the same gateway as {URL}" in second.told
 
 
+def test_a_name_that_nobody_has_asked_for_yet() -> None:
+    (found,) = told(siblings_host="kvlb.svc")
+    assert (found.verdict, found.subject) == (Verdict.SKIPPED, "kvlb.svc")
+    (found,) = told(siblings_host="kvlb.svc", siblings_problem="kvlb.svc stands for no address")
+    assert found.verdict is Verdict.DEGRADED
+    (found,) = told(sibling("http://a:8080", is_self=True, age=None), siblings_host="kvlb.svc")
+    assert found.verdict is Verdict.OK
+
+
 def test_a_name_that_cannot_be_resolved() -> None:
     (found,) = told(siblings_problem="kvlb.svc cannot be resolved: no answer")
     assert found.verdict is Verdict.DEGRADED

@@ -1,6 +1,7 @@
 """``balancer/siblings/finding.py``: siblings by a name, as a name server tells them."""
 
 import asyncio
+import logging
 
 import dns.rcode
 import pytest
@@ -58,6 +59,44 @@ def test_a_name_stands_for_all_of_them_and_follows_changes(monkeypatch: pytest.M
             finally:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+
+    run(scenario())
+
+
+def test_a_name_that_stands_for_nobody_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(finding, "LEAST_PAUSE", 0.01)
+    monkeypatch.setattr(finding, "TTL_SECONDS", 0.01)
+    caplog.set_level(logging.INFO, "balancer.siblings")
+
+    async def scenario() -> None:
+        async with name_server() as server:
+            found = finder(server.address)
+            lists: list[list[str]] = []
+
+            async def follow() -> None:
+                async for urls in found.watch():
+                    lists[len(lists) :] = [urls]
+
+            task = asyncio.create_task(follow())
+            try:
+                await eventually(lambda: len(lists) > 2)
+                assert lists[-1] == []
+                assert f"{NAME} stands for no address" in str(found.problem)
+                server.rcode = dns.rcode.SERVFAIL  # and then it is told in other words, which is no news
+                await eventually(lambda: "cannot be resolved" in str(found.problem))
+                server.rcode = None
+                server.records[NAME, "A"] = ["10.0.0.1"]
+                await eventually(lambda: lists[-1])
+                assert found.problem is None
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        first, then = [(each.levelno, each.getMessage()) for each in caplog.records]
+        assert first[0] == logging.WARNING
+        assert f"{NAME} stands for no address: there is no such name" in first[1]
+        assert then == (logging.INFO, f"siblings: {NAME} stands for 1 address")
 
     run(scenario())
 

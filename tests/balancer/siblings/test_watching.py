@@ -12,6 +12,7 @@ from aiohttp import web
 from balancer.fleet import Fleet
 from balancer.sessions import Sessions
 from balancer.settings import convert
+from balancer.siblings import watching
 from balancer.siblings.book import Told
 from balancer.siblings.exchange import Exchange
 from balancer.siblings.report import MAX_BYTES, PATH, ReplicaLoad, Report, encode
@@ -177,6 +178,30 @@ def test_a_sibling_that_ends_counts_nothing_at_once_and_is_found_again() -> None
             assert asker.others() == 0
             async with served(telling("second", 5), port):
                 await eventually(lambda: asker.others() == 5)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("stands", [True, False], ids=["it has stood", "it flaps"])
+def test_a_sibling_that_ends_again_is_told_of_again(
+    stands: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At once where it was back, and where it comes and goes, after a while."""
+    monkeypatch.setattr(watching, "STANDS_SECONDS", 0.0 if stands else 3600.0)
+    monkeypatch.setattr(watching, "TELL_AGAIN_SECONDS", 3600.0 if stands else 0.5)
+    caplog.set_level(logging.INFO, "balancer.siblings")
+
+    def lines(level: int) -> int:
+        return sum(each.levelno == level for each in caplog.records)
+
+    async def scenario() -> None:
+        (port,) = free_ports(1)
+        asker = Asker(f"http://127.0.0.1:{port}")
+        async with asker.asking():
+            for times in (1, 2, 3):
+                await eventually(lambda: lines(logging.WARNING) == times)  # noqa: B023 - it is awaited here
+                async with served(telling(), port):
+                    await eventually(lambda: lines(logging.INFO) == times)  # noqa: B023
 
     run(scenario())
 
