@@ -490,7 +490,8 @@ class RouterService:
         problems += [f"{live.replica.id}: {live.status}" for live in self.router.fleet if live.drain is not None]
         if self.follower.problem is not None:
             problems.append(f"discovery: {self.follower.problem}")
-        found = "" if self.follower.reason is None else f" ({self.follower.reason})"
+        unused = f"; not used: {', '.join(self.follower.unused)}" if self.follower.unused else ""
+        found = "" if self.follower.reason is None else f" ({self.follower.reason}{unused})"
         return "; ".join(problems) or f"there are no endpoints{found}"
 
     async def wait_ready(self) -> None:

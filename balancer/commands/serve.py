@@ -24,6 +24,7 @@ from balancer.commands.listening import add_log_flags, bind, bind_many, url_of
 from balancer.commands.loop import StopSignals, run_loop
 from balancer.disaggregation import flags
 from balancer.epp.opening import NotForwarding, open_picker
+from balancer.epp.settings import check_beside
 from balancer.errors import ConfigError
 from balancer.gateway.access import Access
 from balancer.gateway.app import control_runner
@@ -94,6 +95,8 @@ def run(args: argparse.Namespace, *, picks: bool = False) -> int:
     raise_limit()
     sys.path.append("")  # a policy of one's own may lie in the folder that kvlb is started from
     settings = read_settings(args)
+    if picks:
+        check_beside(settings.epp, settings.server.host, settings.server.port)
     check_snapshot(settings.snapshot)
     check_lines(settings.log)
     if settings.server.processes > 1:

@@ -4,11 +4,13 @@ Knows the Protocol and its two kinds of news. A discovery says who is there; whe
 who gets a request for the policy. So it keeps no state of any endpoint, and never has to be right about health.
 """
 
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
+from balancer.errors import ConfigError
 from balancer.registry import Registry
 from balancer.settings import ReplicaSettings, convert
 
@@ -18,13 +20,15 @@ class Found(msgspec.Struct, frozen=True):
 
     ``lives`` names who is behind a URL now, where that is known (a Pod's uid): another name than before is another engine, and
     nothing that was known of the one before holds for it. ``problem`` says why some that should be there are not, or may not
-    have been heard of, and what to do; None where all is well.
+    have been heard of, and what to do; None where all is well. ``unused`` names some of those that were seen and are rightly
+    not used now, each with why, for people.
     """
 
     replicas: tuple[ReplicaSettings, ...]
     reason: str
     lives: dict[str, str] = {}
     problem: str | None = None
+    unused: tuple[str, ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -78,6 +82,18 @@ def read_replicas(entries: list[Any]) -> tuple[ReplicaSettings, ...]:
         ConfigError: one cannot be used, or is named twice.
     """
     return convert({"replicas": [{"url": each} if isinstance(each, str) else each for each in entries]}).replicas
+
+
+def check_shared(entries: list[Any]) -> None:
+    """Whether endpoints can have these settings, which all of them share: ``[discovery.replica]``.
+
+    Raises:
+        ConfigError: they cannot; it names the setting.
+    """
+    try:
+        read_replicas(entries)
+    except ConfigError as error:
+        raise ConfigError(re.sub(r"replicas\[\d+\]", "discovery.replica", str(error))) from error
 
 
 def with_host(settings: Any, host: str) -> Any:

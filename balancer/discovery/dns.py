@@ -11,11 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
-from balancer.discovery.base import Failed, Found, discovery, read_replicas, with_host
+from balancer.discovery.base import Failed, Found, check_shared, discovery, read_replicas, with_host
 from balancer.discovery.resolving import EXTRA, Answer, Resolver, Unresolved, has_dnspython, open_resolver, split_server
 from balancer.discovery.steady import SteadyAddresses
 from balancer.errors import ConfigError
 from balancer.settings import ReplicaSettings
+from balancer.words import counted
 
 MIN_PAUSE: Final = 1.0
 """Seconds between two questions, should a record live less long."""
@@ -65,7 +66,7 @@ class DnsDiscovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name}: {getattr(self, name)} cannot be used; give a number of seconds above 0")
         if "url" in self.replica:
             raise ValueError("replica.url: it is what the name service tells; leave it out")
-        self.endpoints(frozenset(["192.0.2.1:1"]))
+        check_shared(self._entries(frozenset(["192.0.2.1:1"])))
 
     async def watch(self) -> AsyncIterator[Found | Failed]:
         resolver = open_resolver(self.server, self.timeout_seconds, self.ttl_seconds)
@@ -99,7 +100,7 @@ class DnsDiscovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def _told(self, answered: int, kept: int) -> str:
         held = f", and {kept - answered} that are missing are kept for now" if kept > answered else ""
-        return f"{self.srv or self.host} stands for {answered} addresses{held}"
+        return f"{self.srv or self.host} stands for {counted(answered, 'address', 'addresses')}{held}"
 
     def endpoints(self, addresses: frozenset[str]) -> tuple[ReplicaSettings, ...]:
         """The endpoints at these addresses (``host:port``), with the settings that all of them share.
@@ -107,9 +108,10 @@ class DnsDiscovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             ConfigError: ``replica`` has a setting that cannot be used.
         """
-        return read_replicas(
-            [
-                {**with_host(self.replica, address.rpartition(":")[0]), "url": f"{self.scheme}://{address}"}
-                for address in sorted(addresses)
-            ]
-        )
+        return read_replicas(self._entries(addresses))
+
+    def _entries(self, addresses: frozenset[str]) -> list[dict[str, Any]]:
+        return [
+            {**with_host(self.replica, address.rpartition(":")[0]), "url": f"{self.scheme}://{address}"}
+            for address in sorted(addresses)
+        ]

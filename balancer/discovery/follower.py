@@ -16,6 +16,7 @@ from balancer.addresses import place
 from balancer.discovery.base import Discovery, Failed, Found
 from balancer.errors import ConfigError
 from balancer.settings import ReplicaSettings, check_replicas
+from balancer.words import counted
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ class Follower:
         """Who is behind a URL of the last list, where the discovery names that (``Found.lives``)."""
         self.reason: str | None = None
         """What the last list was made of, in the discovery's words."""
+        self.unused: tuple[str, ...] = ()
+        """Some that were seen and are not used now, with why (``Found.unused``)."""
         self.counts: Counter[str] = Counter()
         """``changed``, ``failed``."""
         self._discovery = discovery
@@ -94,12 +97,15 @@ class Follower:
         elif self.problem is not None:
             log.info("discovery: works again")
             self.problem = None
+        is_other, self.unused = news.unused != self.unused, news.unused
         self.reason = news.reason
         if replicas != self._last or news.lives != self.lives:
             before, self._last, self.lives = self._last, replicas, news.lives
             self.counts["changed"] += 1
             self._changed(replicas)
-            _tell(before, replicas, news.reason)
+            _tell(before, replicas, news)
+        elif is_other and news.unused:
+            log.info("discovery: %s; not used: %s", news.reason, ", ".join(news.unused))
         self.has_told.set()
 
     def _failed(self, reason: str) -> None:
@@ -113,10 +119,13 @@ class Follower:
         self.problem = reason
 
 
-def _tell(before: tuple[ReplicaSettings, ...], now: tuple[ReplicaSettings, ...], reason: str) -> None:
+def _tell(before: tuple[ReplicaSettings, ...], now: tuple[ReplicaSettings, ...], news: Found) -> None:
     """One line for one change, however many endpoints it is about."""
     old, new = {each.url for each in before}, {each.url for each in now}
-    log.info("discovery: %s: %d endpoints; come: %s; gone: %s", reason, len(new), _some(new - old), _some(old - new))
+    number = counted(len(new), "endpoint")
+    unused = f"; not used: {', '.join(news.unused)}" if news.unused else ""
+    come, gone = _some(new - old), _some(old - new)
+    log.info("discovery: %s: %s; come: %s; gone: %s%s", news.reason, number, come, gone, unused)
 
 
 def _some(urls: set[str]) -> str:

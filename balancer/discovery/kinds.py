@@ -57,6 +57,17 @@ class Pod(Object, frozen=True, kw_only=True):
         return is_ready and self.status.phase == "Running" and self.metadata.deletion_timestamp is None
 
     @property
+    def unusable(self) -> str | None:
+        """Why nothing can be sent to it now, for people; None where it can."""
+        if self.metadata.deletion_timestamp is not None:
+            return "terminating"
+        if self.status.phase != "Running":
+            return self.status.phase or "no phase"
+        if not self.is_usable:
+            return "not Ready"
+        return None if self.address else "no address"
+
+    @property
     def address(self) -> str:
         """Its first one: that of the cluster's own family where it has two; empty before it has any."""
         return self.status.pod_ip or next((each.ip for each in self.status.pod_ips or () if each.ip), "")

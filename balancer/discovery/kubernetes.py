@@ -15,7 +15,7 @@ import msgspec
 
 from balancer.discovery import selectors
 from balancer.discovery.api_server import PODS, SLICES, Access, ApiServer, Refused, Resource, Unanswered, Unasked
-from balancer.discovery.base import Failed, Found, discovery, read_replicas, with_host
+from balancer.discovery.base import Failed, Found, check_shared, discovery, with_host
 from balancer.discovery.kinds import SERVICE_LABEL, Pod, Slice
 from balancer.discovery.objects import GONE, Ended, Object, Objects, Unreadable
 from balancer.discovery.pauses import pause
@@ -90,7 +90,7 @@ class KubernetesDiscovery(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         if "url" in self.replica:
             raise ValueError("replica.url: it is what the Pods tell; leave it out")
         tried = [{**with_host(self.replica, host), "url": f"http://{host}:1"} for host in ("192.0.2.1", "192.0.2.2")]
-        read_replicas(tried)
+        check_shared(tried)
 
     async def watch(self) -> AsyncIterator[Found | Failed]:
         changed = asyncio.Event()
@@ -149,8 +149,11 @@ class KubernetesDiscovery(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         shown = [*problems, *made.problems[:MAX_TOLD]]
         if len(made.problems) > MAX_TOLD:
             shown.append(f"and {len(made.problems) - MAX_TOLD} more like these")
-        told = f"{self._whose}: {counted(len(made.replicas), 'endpoint')} can be used, {counted(pods, 'Pod')} seen"
-        return Found(made.replicas, told, made.lives, "; ".join(shown) or None)
+        unused = made.unused[:MAX_TOLD]
+        if len(made.unused) > MAX_TOLD:
+            unused += (f"and {len(made.unused) - MAX_TOLD:,} more",)
+        told = f"{self._whose}: {counted(pods, 'Pod')} seen"
+        return Found(made.replicas, told, made.lives, "; ".join(shown) or None, unused)
 
 
 class _Followed(Generic[T]):

@@ -5,9 +5,10 @@ objects are the same endpoints, in whatever order they were told. An endpoint co
 so; one of which something cannot be read costs the others nothing.
 """
 
+import difflib
 import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +32,9 @@ REPLAY: Final = "kvlb.io/replay"
 MAX_WORDS: Final = 500
 """Letters of one problem; an annotation may have a quarter of a million."""
 
+PREFIX: Final = "kvlb.io/"
+KNOWN: Final = (ROLE, RANKS, PORT, IGNORE, EVENTS, REPLAY)
+
 _FAMILIES: Final = ("IPv4", "IPv6", "FQDN")
 
 
@@ -46,12 +50,14 @@ class Where(msgspec.Struct, frozen=True):
 class Reckoned(msgspec.Struct, frozen=True):
     """The endpoints, by URL.
 
-    ``lives`` has the uid of the Pod behind each URL, ``problems`` what could not be used and why, by name.
+    ``lives`` has the uid of the Pod behind each URL, ``problems`` what could not be used and why, by name. ``unused`` names
+    Pods that are not to be used now, with why.
     """
 
     replicas: tuple[ReplicaSettings, ...]
     lives: dict[str, str]
     problems: tuple[str, ...]
+    unused: tuple[str, ...] = ()
 
 
 class _Place(msgspec.Struct, frozen=True):
@@ -81,6 +87,7 @@ def reckon(pods: Iterable[Pod], slices: Iterable[Slice] | None, where: Where) ->
     With ``slices`` (of one Service) only those Pods count that it names, and its addresses that belong to no Pod do, too.
     """
     pods = sorted(pods, key=_age, reverse=True)
+    slices = None if slices is None else list(slices)
     problems: list[str] = []
     made: dict[tuple[str, int], _Endpoint] = {}
     for pod, at in _places(pods, slices):
@@ -92,6 +99,7 @@ def reckon(pods: Iterable[Pod], slices: Iterable[Slice] | None, where: Where) ->
             continue
         if replica is None:
             continue
+        problems += (f"{name}: {told}; it is used without" for told in _unknown(pod))
         taken = made.setdefault(place(replica.url), _Endpoint(name, replica, "" if pod is None else pod.metadata.uid))
         if taken.name != name:
             problems.append(f"{name}: {replica.url} is that of {taken.name}, too, which is newer; it is left out")
@@ -100,7 +108,32 @@ def reckon(pods: Iterable[Pod], slices: Iterable[Slice] | None, where: Where) ->
         tuple(each.replica for each in usable),
         {each.replica.url: each.uid for each in usable if each.uid},
         tuple(sorted(_shorten(each) for each in problems)),
+        tuple(sorted(_unused(pods, slices))),
     )
+
+
+def _unused(pods: Sequence[Pod], slices: Sequence[Slice] | None) -> Iterator[str]:
+    """Pods that could be endpoints, and are not now; of a Service those that it names."""
+    named = None if slices is None else _targets(slices)
+    for pod in pods:
+        is_good = None if named is None else named.get(pod.metadata.uid, named.get(pod.metadata.name))
+        if (named is not None and is_good is None) or pod.word(IGNORE) == "true":
+            continue
+        why = pod.unusable or ("not ready in its Service" if is_good is False else None)
+        if why is not None:
+            yield f"{printable(pod.metadata.name)} ({printable(why)})"
+
+
+def _targets(slices: Iterable[Slice]) -> dict[str, bool]:
+    """Uids and names of Pods that a Service names, and whether by any address that can be used."""
+    named: dict[str, bool] = {}
+    for each in slices:
+        for endpoint in each.endpoints or ():
+            target = endpoint.target_ref
+            if target is not None and target.kind == "Pod":
+                whom = target.uid or target.name
+                named[whom] = named.get(whom, False) or (endpoint.is_usable and bool(endpoint.addresses))
+    return named
 
 
 def _shorten(problem: str) -> str:
@@ -179,6 +212,17 @@ def _replica(pod: Pod | None, at: _Place, where: Where, name: str, problems: lis
     except ConfigError as error:
         raise _Unusable(re.sub(r"replicas\[\d+\]\.", "", str(error), count=1)) from error
     return replica
+
+
+def _unknown(pod: Pod | None) -> Iterator[str]:
+    """Its annotations that are meant for kvlb, and that say nothing to it. Labels may be anybody's, to select by."""
+    for each in sorted((pod.metadata.annotations or {}) if pod is not None else ()):
+        if each.startswith(PREFIX) and each not in KNOWN:
+            near = difflib.get_close_matches(
+                each.removeprefix(PREFIX), [name.removeprefix(PREFIX) for name in KNOWN], 1
+            )
+            remedy = f"did you mean {PREFIX}{near[0]}?" if near else f"there are: {', '.join(KNOWN)}"
+            yield f"{each[:100]!a}: unknown annotation; {remedy}"
 
 
 def _is_ignored(pod: Pod) -> bool:

@@ -9,6 +9,8 @@ import msgspec
 
 from balancer.errors import ConfigError
 
+_ANYWHERE: Final = frozenset({"0.0.0.0", "::"})
+
 MAX_PIECE_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -54,3 +56,14 @@ def check(settings: EppSettings, processes: int) -> None:
         raise ConfigError(
             f"epp.piece_bytes: {settings.piece_bytes} cannot be used; give 1024 to {MAX_PIECE_BYTES} (64 MiB)"
         )
+
+
+def check_beside(settings: EppSettings, host: str, port: int) -> None:
+    """Raise ``ConfigError`` where the picker would listen at its control plane's place: ``[server]`` ``host`` and ``port``."""
+    if not port or not (settings.host == host or {settings.host, host} & _ANYWHERE):
+        return
+    for name, own in (("port", settings.port), ("health_port", settings.health_port)):
+        if own == port:
+            raise ConfigError(
+                f"epp.{name}: {own} is server.port, where kvlb epp has its control plane (HTTP); give one of the two another"
+            )

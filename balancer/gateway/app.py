@@ -178,6 +178,7 @@ class _Control:
                 "name": self._service.settings.discovery.name,
                 "problem": self._service.follower.problem,
                 "found": self._service.follower.reason,
+                "unused": self._service.follower.unused,
                 "lives": self._service.follower.lives,
             },
             "snapshot": self._service.warm.told(),

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,3 +60,13 @@ def test_endpoints_are_checked_as_those_of_the_settings() -> None:
         read_replicas(["a"])
     with pytest.raises(ConfigError, match=r"replicas\[0\]: expected `object`, got `int`"):
         read_replicas([1])
+
+
+@pytest.mark.parametrize(
+    "section", [{"name": "kubernetes", "selector": "app=vllm"}, {"name": "dns", "host": "engines", "port": 8000}]
+)
+def test_what_all_endpoints_share_is_named_as_the_settings_name_it(section: dict[str, Any]) -> None:
+    settings = {key: value for key, value in section.items() if key != "name"}
+    with pytest.raises(ConfigError) as told:
+        make(section["name"], {**settings, "replica": {"event": "tcp://{host}:5557"}})
+    assert str(told.value).startswith("discovery.replica.event: unknown setting; did you mean events?")

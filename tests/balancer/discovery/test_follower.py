@@ -69,6 +69,21 @@ def test_a_list_that_says_nothing_new_is_no_news(caplog: pytest.LogCaptureFixtur
     assert told(caplog) == ["discovery: it was said: 2 endpoints; come: http://a:1; gone: none"]
 
 
+def test_who_is_seen_and_not_used_is_told_when_that_changes(caplog: pytest.LogCaptureFixture) -> None:
+    first = msgspec.structs.replace(found(), unused=("pod b (not Ready)",))
+    then = msgspec.structs.replace(found("http://a:1"), unused=("pod b (terminating)",))
+    made, _ = follow(first, first, then)
+    assert made.unused == ("pod b (terminating)",)
+    assert told(caplog) == [
+        "discovery: it was said; not used: pod b (not Ready)",
+        "discovery: it was said: 2 endpoints; come: http://a:1; gone: none; not used: pod b (terminating)",
+    ]
+    caplog.clear()
+    follow(found(), given=())
+    follow(found("http://a:1"), given=())
+    assert told(caplog) == ["discovery: it was said: 1 endpoint; come: http://a:1; gone: none"]
+
+
 def test_a_failure_is_told_once_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     made, lists = follow(found("http://a:1"), Failed("it is away"), Failed("it is away"), found("http://a:1"))
     assert len(lists) == 1

@@ -113,13 +113,25 @@ async def found(news: AsyncIterator[Found | Failed], is_right: Callable[[Found],
     raise AssertionError("it has ended")
 
 
+def test_of_pods_that_are_not_used_some_are_named() -> None:
+    async def check(server: StandIn) -> None:
+        for number in range(7):
+            server.put(PODS, pod(f"p{number}", f"10.0.1.{number}", ready=False))
+        async with watching(ask(server)) as news:
+            first = await found(news, lambda each: each.unused)
+            named = tuple(f"p{number} (not Ready)" for number in range(5))
+            assert (first.unused, first.problem) == ((*named, "and 2 more"), None)
+
+    with_server(check)
+
+
 def test_pods_come_and_go_without_another_list() -> None:
     async def check(server: StandIn) -> None:
         server.put(PODS, pod("a", ONE))
         server.put(PODS, pod("stranger", THREE, labels={"app": "nginx"}))
         async with watching(ask(server)) as news:
             first = await until(news, [url(ONE)])
-            assert first.reason == "app=vllm in namespace llm: 1 endpoint can be used, 1 Pod seen"
+            assert first.reason == "app=vllm in namespace llm: 1 Pod seen"
             assert first.problem is None
             await eventually(lambda: server.watching)
             server.put(PODS, pod("b", TWO, ready=False))

@@ -47,21 +47,41 @@ def told(**changes: Any) -> Json:
 
 
 @pytest.mark.parametrize(
-    "made",
+    ("made", "why"),
     [
-        told(phase="Pending"),
-        told(phase="Succeeded"),
-        told(phase="Failed"),
-        told(phase="Unknown"),
-        told(ready=False),
-        told(ready=None),
-        told(deletionTimestamp="2026-01-01T00:00:00Z"),
-        pod("a", ""),
+        (told(phase="Pending"), "Pending"),
+        (told(phase="Succeeded"), "Succeeded"),
+        (told(phase="Failed"), "Failed"),
+        (told(phase="Unknown"), "Unknown"),
+        (told(ready=False), "not Ready"),
+        (told(ready=None), "not Ready"),
+        (told(deletionTimestamp="2026-01-01T00:00:00Z"), "terminating"),
+        (pod("a", ""), "no address"),
     ],
     ids=["pending", "succeeded", "failed", "unknown", "not ready", "no condition", "terminating", "no address"],
 )
-def test_who_cannot_serve_is_no_endpoint_and_no_problem(made: Json) -> None:
-    assert by_selector(made) == Reckoned((), {}, ())
+def test_who_cannot_serve_is_no_endpoint_and_no_problem(made: Json, why: str) -> None:
+    assert by_selector(made) == Reckoned((), {}, (), (f"a ({why})",))
+
+
+def test_who_is_not_used_is_named_unless_it_is_no_endpoint_of_ours() -> None:
+    ignored = pod("b", TWO, ready=False, annotations={"kvlb.io/ignore": "true"})
+    assert by_selector(ignored).unused == ()
+    a, b = pod("a", ONE), pod("b", TWO)
+    pods = pods_of(a, b, pod("stranger", THREE, ready=False))
+    made = reckon(pods, slices_of(endpoint_slice("s", target(a), target(b, ready=False))), Where(8000))
+    assert (urls(made), made.unused) == (["http://10.0.0.1:8000"], ("b (not ready in its Service)",))
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("kvlb.io/rolle", "did you mean kvlb.io/role?"), ("kvlb.io/xyz", "there are: kvlb.io/role, ")],
+)
+def test_an_annotation_that_is_meant_for_kvlb_and_not_known_is_a_problem(name: str, remedy: str) -> None:
+    made = by_selector(told(annotations={name: "decode", "other.io/rolle": "x"}, labels={"kvlb.io/pool": "p"}))
+    assert urls(made) == ["http://10.0.0.1:8000"]
+    (problem,) = made.problems
+    assert problem.startswith(f"pod a: '{name}': unknown annotation; {remedy}")
 
 
 def test_who_runs_and_is_ready_is_one() -> None:
@@ -71,7 +91,7 @@ def test_who_runs_and_is_ready_is_one() -> None:
 
 def test_what_the_api_leaves_out_is_missing_and_no_error() -> None:
     bare = json.dumps({"metadata": {"name": "a", "uid": "u"}, "status": {}})
-    assert reckon([msgspec.json.decode(bare, type=Pod)], None, Where(1)) == Reckoned((), {}, ())
+    assert reckon([msgspec.json.decode(bare, type=Pod)], None, Where(1)) == Reckoned((), {}, (), ("a (no phase)",))
     empty = json.dumps({"metadata": {"name": "s"}, "addressType": "IPv4", "endpoints": None, "ports": None})
     assert reckon([], [msgspec.json.decode(empty, type=Slice)], Where(1)) == Reckoned((), {}, ())
 

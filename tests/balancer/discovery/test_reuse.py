@@ -162,8 +162,9 @@ def test_without_any_endpoint_it_is_said_what_was_looked_for() -> None:
     async def check() -> None:
         async with api_server() as server, finding(server) as front:
             await eventually(front.service.follower.has_told.is_set)
-            assert front.service.problems() == (
-                "there are no endpoints (app=vllm in namespace llm: 0 endpoints can be used, 0 Pods seen)"
-            )
+            assert front.service.problems() == "there are no endpoints (app=vllm in namespace llm: 0 Pods seen)"
+            server.put(PODS, pod("a", "10.0.0.1", ready=False))
+            await eventually(lambda: front.service.follower.unused == ("a (not Ready)",))
+            assert "1 Pod seen; not used: a (not Ready)" in front.service.problems()
 
     run(check())

@@ -1,7 +1,12 @@
 """``epp/settings.py``: what cannot be used is refused by its name."""
 
+import argparse
+from pathlib import Path
+
 import pytest
 
+from balancer.commands.epp import command
+from balancer.epp.settings import check_beside
 from balancer.errors import ConfigError
 from balancer.settings import load
 
@@ -28,3 +33,27 @@ def test_what_cannot_be_used_is_refused(text: str, told: str) -> None:
 def test_all_else_is_taken() -> None:
     settings = load("[epp]\nport = 9100\nhealth_port = 9003\nresponse = 'leave'\nfallbacks = 2\npiece_bytes = 62000")
     assert settings.epp.port == 9100
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[epp]\nport = 8081\n[server]\nport = 8081", "epp.port: 8081 is server.port"),
+        ("[epp]\nhealth_port = 8081\n[server]\nport = 8081", "epp.health_port: 8081 is server.port"),
+        ("[server]\nport = 9002", "epp.port: 9002 is server.port"),
+    ],
+)
+def test_the_picker_is_not_where_its_control_plane_is(text: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "kvlb.toml"
+    path.write_text(text + '\n[[replicas]]\nurl = "http://127.0.0.1:9"\n')
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    with pytest.raises(ConfigError, match=told):
+        command.run(parser.parse_args(["--config", str(path), "--startup-timeout", "1"]))
+
+
+def test_places_that_are_two_are_taken_and_no_gateway_minds() -> None:
+    taken = load('[epp]\nhost = "127.0.0.2"\nport = 8081\n[server]\nport = 8081')  # as kvlb serve reads it, too
+    check_beside(taken.epp, taken.server.host, taken.server.port)
+    anywhere = load("[epp]\nport = 0\n[server]\nport = 0")
+    check_beside(anywhere.epp, anywhere.server.host, anywhere.server.port)
