@@ -355,6 +355,10 @@ class RouterService:
     ) -> Decision:
         try:
             return decide(request, time.monotonic(), random.random())
+        except NoReplica as error:
+            if (refusal := self._none_left()) is None:
+                raise
+            raise refusal from error
         except UnknownModel as error:
             unknown = [watcher for watcher in self.watchers.values() if not watcher.is_known]
             if not unknown:
@@ -525,7 +529,20 @@ class RouterService:
             BadRequest: there are several.
             NoReplica: no endpoint has answered yet.
         """
-        return offers.default_model(self.router.fleet, is_allowed)
+        try:
+            return offers.default_model(self.router.fleet, is_allowed)
+        except NoReplica as error:
+            if (refusal := self._none_left()) is None:
+                raise
+            raise refusal from error
+
+    def _none_left(self) -> NoReplica | None:
+        """What clients are told where there is no endpoint, as ``/ready`` tells it; None where there is any, or may yet be."""
+        if len(self.router.fleet) or self.watchers or not self.follower.has_told.is_set():
+            return None
+        # With keys, addresses and names of Pods are not for everybody.
+        told = "" if self.settings.auth.is_on else f": {self.problems()}"
+        return NoReplica(f"no replica can be used{told}", retry_after=5)
 
     def max_model_len(self, model: str) -> int | None:
         """The longest sequence that any replica of the model takes, in tokens; None where one does not say."""

@@ -4,20 +4,23 @@ And nothing waits there for the one before.
 """
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
 from balancer.core import Outcome, Truth
 from balancer.discovery import kubernetes as kubernetes_module
+from balancer.errors import NoReplica
 from balancer.facts import Described, EventSource
+from balancer.security import AuthSettings
 from balancer.service import RouterService
 from balancer.settings import ReplicaSettings, Settings
 from indexer.index import ReplicaId
 from indexer.stream import Apply
 from indexer.wire import Batch
 from tests.support.api_server import NAMESPACE, PODS, StandIn, api_server, pod
-from tests.support.gateways import Gateway, gateway, post, split
+from tests.support.gateways import Gateway, gateway, get, post, split
 from tests.support.routing import replica, request, stored
 from tests.support.upstream import OK, Received, upstream
 from tests.support.waiting import eventually, run
@@ -154,6 +157,43 @@ def test_a_pod_that_ends_gets_nothing_new_and_finishes_what_it_has(monkeypatch: 
             held[0].answer(OK)
             assert split(await running)[0] == "HTTP/1.1 200 OK"
             await eventually(lambda: {live.replica.endpoint for live in front.service.router.fleet} == {other.url})
+
+    run(check())
+
+
+def test_where_keys_are_asked_for_clients_are_not_told_what_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVLB_TEST_KEYS", "secret")
+
+    async def check() -> None:
+        service = RouterService(Settings(auth=AuthSettings(keys_variable="KVLB_TEST_KEYS")))
+        await service.start()
+        try:
+            await eventually(service.follower.has_told.is_set)
+            with pytest.raises(NoReplica) as told:
+                await service.route(request(PROMPT))
+            assert str(told.value) == "no replica can be used"
+        finally:
+            await service.stop()
+
+    run(check())
+
+
+@pytest.mark.parametrize("named", [{"model": "m"}, {}], ids=["of a model", "of no model"])
+def test_clients_are_told_what_ready_tells_where_all_pods_are_not_ready(named: dict[str, object]) -> None:
+    body = json.dumps({**named, "prompt": "hello", "max_tokens": 1}).encode()
+
+    async def check() -> None:
+        async with api_server() as server, upstream() as one, finding(server) as front:
+            port = int(one.url.rpartition(":")[2])
+            server.put(PODS, pod("a", "127.0.0.1", ports={"http": port}))
+            await eventually(lambda: known(front) == {one.url})
+            server.put(PODS, pod("a", "127.0.0.1", ports={"http": port}, ready=False))
+            await eventually(lambda: not len(front.service.router.fleet))
+            _, _, ready = split(await front.exchange(get("/ready")))
+            head, _, answer = split(await front.exchange(post("/v1/completions", body)))
+            assert head.startswith("HTTP/1.1 503")
+            assert "not used: a (not Ready)" in answer.decode()
+            assert json.loads(answer)["error"]["message"] == json.loads(ready)["error"]["message"]
 
     run(check())
 
