@@ -387,12 +387,13 @@ class Router:
             answering = live.in_flight - len(live.queue) - len(live.held)
             in_flight, waiting = live.in_flight, live.in_flight - answering
             queued, active = live.queued_tokens, live.active_tokens
-            others = live.others
+            others, theirs = live.others, 0
             if others is not NOBODY:
-                in_flight += others.requests(live.in_flight)
+                in_flight += others.requests(in_flight)
                 waiting = min(in_flight, waiting + others.unanswered(waiting))
-                queued += others.queued(live.queued_tokens)
-                active += others.active(live.active_tokens)
+                theirs = others.queued(queued)
+                queued += theirs
+                active += others.active(active)
                 answering = in_flight - waiting
             speed = live.prefill.speed((prompt_tokens + cached) / 2, answering)
             wait, passed = live.sent_wait(now), 0
@@ -401,8 +402,8 @@ class Router:
             if live.held:
                 rank = acting.rank((prompt_tokens - cached - loaded) / speed, came_at)
                 wait, passed = (live.wait(now), 0) if rank is None else live.standing(rank + request.yields, now)
-            if queued > live.queued_tokens:
-                wait += (queued - live.queued_tokens) / speed
+            if theirs:
+                wait += theirs / speed
             candidates.append(
                 Candidate(  # by position, which costs half as much as by name
                     name,

@@ -12,7 +12,6 @@ from indexer.index import ReplicaId
 
 MAX_SESSIONS: Final = 100_000
 
-
 MAX_NEWS: Final = 10_000
 """Conversations that siblings are told of at once, at most."""
 
@@ -23,9 +22,8 @@ class Sessions:
     def __init__(self, at_most: int = MAX_SESSIONS) -> None:
         self._at_most = at_most
         self._last: OrderedDict[int, ReplicaId] = OrderedDict()
-        self._news: OrderedDict[int, int] = (
-            OrderedDict()
-        )  # conversation -> the mark of its last own request, in that order
+        # Conversation -> the mark of its last own request, in the order of the marks.
+        self._news: OrderedDict[int, int] = OrderedDict()
         self.mark = 0
 
     def __len__(self) -> int:

@@ -65,9 +65,8 @@ class Targets:
             self._came(url)
             if self._has_begun:
                 self._watch(url)
-        self._lives = {url: life for url, life in self._lives.items() if url in wanted or self._is_held(url)} | {
-            **lives
-        }
+        kept = {url: life for url, life in self._lives.items() if url in wanted or self._is_held(url)}
+        self._lives = {**kept, **lives}
 
     def begin(self) -> None:
         """Look at them from now on."""

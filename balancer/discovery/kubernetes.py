@@ -70,11 +70,9 @@ class KubernetesDiscovery(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
             raise ValueError("selector: it is empty, or has control characters; give one like app=vllm")
         if self.selector is not None and (wrong := selectors.problem(self.selector)) is not None:
             raise ValueError(f"selector: {wrong}; give one like app=vllm or app in (vllm, vllm-lora)")
-        for name, longest in (("namespace", 63), ("service", 63)):
+        for name in ("namespace", "service"):
             value = getattr(self, name)
-            if value is not None and not (
-                len(value) <= longest and re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", value)
-            ):
+            if value is not None and not (len(value) <= 63 and re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", value)):
                 raise ValueError(f"{name}: {value!a} is no name in Kubernetes; give its name alone, like vllm")
         if isinstance(self.port, str) and re.fullmatch("[0-9]+", self.port):
             raise ValueError(f"port: {self.port!a} is text, and no name is all digits; give the number without quotes")

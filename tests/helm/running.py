@@ -21,7 +21,7 @@ from pathlib import Path
 from simulations.demo import free_ports
 from tests.helm.rendering import NAMESPACE, Manifest, Rendered, container, pod_of
 from tests.support.api_server import PODS, Apart
-from tests.support.processes import ROOT, SECONDS
+from tests.support.processes import ROOT, SECONDS, kept
 
 
 class Container:
@@ -68,12 +68,8 @@ class Container:
     def running(self) -> Iterator["subprocess.Popen[str]"]:
         environment = {**os.environ, "TMPDIR": str(self.place("/tmp"))}
         process = subprocess.Popen(self.words, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
-        try:
+        with kept(process):
             yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
 
     def probe(self, name: str) -> int:
         """The status that a probe gets; 0 where nobody answers."""

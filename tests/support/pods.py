@@ -21,7 +21,7 @@ from simulations.demo import free_ports
 from tests.support.name_server import NameServer
 from tests.support.processes import started
 from tests.support.several import MODEL, PATH
-from tests.support.waiting import eventually
+from tests.support.waiting import beside, eventually
 
 NAME: Final = "kvlb-gateways.default.svc"
 BLOCK: Final = 16
@@ -218,13 +218,8 @@ class Traffic:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(self._client(number)) for number in range(len(self._dice))]
-        try:
+        async with beside(*[self._client(number) for number in range(len(self._dice))]):
             yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _client(self, number: int) -> None:
         dice = self._dice[number]

@@ -23,8 +23,15 @@ def started(*words: str) -> Iterator["subprocess.Popen[str]"]:
     """A process of ours; it is ended, at the latest, with the block."""
     command = [sys.executable, "-m", "balancer", *words]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
+    with kept(process):
         yield process
+
+
+@contextlib.contextmanager
+def kept(process: "subprocess.Popen[str]") -> Iterator[None]:
+    """It has ended when the block has, whatever happens there."""
+    try:
+        yield
     finally:
         if process.poll() is None:
             process.kill()

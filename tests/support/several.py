@@ -21,7 +21,7 @@ import aiohttp
 
 from simulations.demo import free_ports
 from tests.support.processes import SECONDS, ask, started, wait_for
-from tests.support.waiting import eventually
+from tests.support.waiting import beside, eventually
 
 MODEL: Final = "m"
 PATH: Final = "/v1/completions"
@@ -177,13 +177,8 @@ class Load:
     @contextlib.asynccontextmanager
     async def running(self, clients: int = 6) -> AsyncIterator[None]:
         talks = Talks()
-        tasks = [asyncio.create_task(self._client(talks)) for _ in range(clients)]
-        try:
+        async with beside(*[self._client(talks) for _ in range(clients)]):
             yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def more(self, count: int = 30) -> None:
         """Return once so many more have been answered."""

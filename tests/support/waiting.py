@@ -4,7 +4,8 @@ Knows deadlines. Never sleeps a fixed time: it looks again every few millisecond
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -20,6 +21,18 @@ def run(coroutine: Coroutine[Any, Any, T], seconds: float = 30) -> T:
             return await coroutine
 
     return asyncio.run(limited())
+
+
+@contextlib.asynccontextmanager
+async def beside(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """They run while the block does, and are cancelled at its end; how they have ended is not looked at."""
+    tasks = [asyncio.create_task(each) for each in coroutines]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def eventually(condition: Callable[[], object], seconds: float = 15) -> None:

@@ -1,6 +1,5 @@
 """``balancer/siblings/finding.py``: siblings by a name, as a name server tells them."""
 
-import asyncio
 import logging
 
 import dns.rcode
@@ -10,7 +9,7 @@ from balancer.settings import convert
 from balancer.siblings import finding
 from balancer.siblings.finding import Finder
 from tests.support.name_server import name_server
-from tests.support.waiting import eventually, run
+from tests.support.waiting import beside, eventually, run
 
 NAME = "kvlb-gateways.default.svc"
 
@@ -18,6 +17,11 @@ NAME = "kvlb-gateways.default.svc"
 def finder(server: str, **more: object) -> Finder:
     section = {"host": NAME, "port": 8080, "server": server, "timeout_seconds": 0.5, **more}
     return Finder(convert({"siblings": section}).siblings)
+
+
+async def follow(found: Finder, lists: list[list[str]]) -> None:
+    async for urls in found.watch():
+        lists += [urls]  # each as it comes
 
 
 def test_fixed_addresses_are_all_there_is_to_know() -> None:
@@ -39,13 +43,7 @@ def test_a_name_stands_for_all_of_them_and_follows_changes(monkeypatch: pytest.M
             found = finder(server.address, scheme="https")
             assert await found.once() == ["https://10.0.0.1:8080", "https://10.0.0.2:8080"]
             lists: list[list[str]] = []
-
-            async def follow() -> None:
-                async for urls in found.watch():
-                    lists[len(lists) :] = [urls]
-
-            task = asyncio.create_task(follow())
-            try:
+            async with beside(follow(found, lists)):
                 await eventually(lambda: lists)
                 server.records[NAME, "A"] = ["10.0.0.2", "10.0.0.3"]
                 await eventually(lambda: lists[-1] == ["https://10.0.0.2:8080", "https://10.0.0.3:8080"])
@@ -56,9 +54,6 @@ def test_a_name_stands_for_all_of_them_and_follows_changes(monkeypatch: pytest.M
                 server.rcode = None
                 await eventually(lambda: found.problem is None)
                 assert len(lists[-1]) == 2
-            finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
 
     run(scenario())
 
@@ -74,13 +69,7 @@ def test_a_name_that_stands_for_nobody_is_told_once(
         async with name_server() as server:
             found = finder(server.address)
             lists: list[list[str]] = []
-
-            async def follow() -> None:
-                async for urls in found.watch():
-                    lists[len(lists) :] = [urls]
-
-            task = asyncio.create_task(follow())
-            try:
+            async with beside(follow(found, lists)):
                 await eventually(lambda: len(lists) > 2)
                 assert lists[-1] == []
                 assert f"{NAME} stands for no address" in str(found.problem)
@@ -90,9 +79,6 @@ def test_a_name_that_stands_for_nobody_is_told_once(
                 server.records[NAME, "A"] = ["10.0.0.1"]
                 await eventually(lambda: lists[-1])
                 assert found.problem is None
-            finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
         first, then = [(each.levelno, each.getMessage()) for each in caplog.records]
         assert first[0] == logging.WARNING
         assert f"{NAME} stands for no address: there is no such name" in first[1]
