@@ -5,13 +5,13 @@ came of it. Of what happens at one moment, what was planned first happens first,
 """
 
 import heapq
-import math
 from array import array
 from collections.abc import Callable
 from typing import Any
 
 from simulations.arrivals import Arrivals
-from simulations.hub import Hub, Way
+from simulations.divided import Divided
+from simulations.hub import Hub
 from simulations.results import REFUSED, Misses, Run
 from simulations.traces.trace import Trace
 
@@ -33,7 +33,8 @@ class Course:
         self._chosen = array("q", [REFUSED]) * count
         self._missed = [0, 0, 0, 0]
         self._end = 0.0
-        self._share_links(None)
+        self._links: Divided | None = None
+        """What replicas load over, where they share it."""
 
     def _push(self, when: float, happens: Callable[..., None], *what: Any) -> None:
         """``happens(when, *what)`` is called at that moment."""
@@ -58,31 +59,10 @@ class Course:
         if following is not None:
             self._push(following[0], arrive, following[1])
 
-    def _share_links(self, hub: Hub | None) -> None:
-        """Loads that ``_load_shared`` begins are divided by this."""
-        self._hub = hub
-        self._hub_due = math.inf
-
-    def _load_shared(self, now: float, way: Way, size: float, happens: Callable[..., None], *what: Any) -> None:
-        """``happens(when, *what)`` is called when so many bytes have come that way, whoever else loads meanwhile."""
-        assert self._hub is not None, "it is asked for by that"
-        self._look_at_hub(now)
-        self._hub.load(now, way, size, (happens, what))
-        self._look_at_hub(now)
-
-    def _hub_passes(self, now: float) -> None:
-        if now == self._hub_due:  # or another moment has come in its place
-            self._look_at_hub(now)
-
-    def _look_at_hub(self, now: float) -> None:
-        assert self._hub is not None, "it is asked for by that"
-        come = self._hub.advance(now)
-        due = self._hub.due()
-        if due is not None and due != self._hub_due:
-            self._push(due, self._hub_passes)
-        self._hub_due = math.inf if due is None else due
-        for happens, what in come:
-            happens(now, *what)
+    def _divide_links(self, hub: Hub | None) -> None:
+        """What replicas load is divided by this, where they share anything."""
+        if hub is not None:
+            self._links = Divided(hub, self._push)
 
     def _run_of(
         self,

@@ -52,6 +52,8 @@ class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         max_num_batched_tokens, max_num_seqs, async_scheduling: as in ``simulations.engine.EngineConfig``.
         latency: what a step costs.
         speeds: by replica, how many times as fast as that it is; those beyond the list are 1.
+        replicas_per_device: how many share a GPU, or cores, by turns: each of those that compute at once gets the same part of
+            it. Of d devices, replica n is on device n modulo d. Without it, each has one of its own.
         rate: by what the trace is played faster than it was recorded.
         load: instead of ``rate``, prompt tokens a second over what all replicas compute a second (by ``latency``, of prompts
             without attention's share), if nothing were cached.
@@ -74,6 +76,7 @@ class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     async_scheduling: bool = False
     latency: LatencyModel = LatencyModel()
     speeds: tuple[Positive, ...] = ()
+    replicas_per_device: Count | None = None
     rate: Positive = 1.0
     load: Positive | None = None
     closed_loop: bool = False
@@ -106,6 +109,11 @@ class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     f"restarts: there is no replica {restart.replica} among {self.replicas}; they are counted from 0"
                 )
 
+    @property
+    def devices(self) -> int:
+        """How many there are: as many as replicas, unless they share them."""
+        return -(-self.replicas // (self.replicas_per_device or 1))
+
 
 def prefill_speed(fleet: DetailedFleet) -> float:
     """Prompt tokens a second of steps that are full of them, attention's share left out."""
@@ -122,4 +130,4 @@ def told(fleet: DetailedFleet) -> dict[str, str | int | float | bool | None]:
 
 
 _STRUCTURED: Final = ("latency", "speeds", "restarts")
-_OPTIONAL: Final = ("exchange", "store", "disaggregation")
+_OPTIONAL: Final = ("replicas_per_device", "exchange", "store", "disaggregation")

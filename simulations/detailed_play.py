@@ -9,6 +9,7 @@ import math
 import random
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
 from typing import Final
 
 from balancer.core import Candidate, Decision, Outcome, RouteRequest, Truth
@@ -29,9 +30,11 @@ from indexer.wire import Batch
 from simulations.arrivals import Arrivals, scale_to
 from simulations.course import Course
 from simulations.detailed_fleet import DetailedFleet, prefill_speed, told
+from simulations.divided import Divided
 from simulations.engine import Engine
 from simulations.engine_values import EngineConfig, EngineRequest, ScheduledStep
 from simulations.given_keys import GivenKeys, proof
+from simulations.hub import Hub
 from simulations.keys import TraceKeys
 from simulations.missing import known_tokens, reasons
 from simulations.played import MODEL, Held, PlayedReplica, Sent
@@ -67,12 +70,12 @@ class Play(Course):
         keys: TraceKeys | None,
     ) -> None:
         self._prepare(fleet)
+        self._settings = fleet
         speeds = [*fleet.speeds, *[1.0] * fleet.replicas][: fleet.replicas]
         self._speeds = [prefill_speed(fleet) * speed for speed in speeds]
-        scale = 1 / fleet.rate if fleet.load is None else scale_to(trace, fleet.load * sum(self._speeds))
+        scale = 1 / fleet.rate if fleet.load is None else scale_to(trace, fleet.load * self._full_speed())
         super().__init__(trace, Arrivals(trace, scale, closed_loop=fleet.closed_loop))
         self._outputs = array("q", bytes(8 * len(trace)))
-        self._settings = fleet
         self._sessions = sessions
         self._dice = dice
         self._keys = keys or TraceKeys(trace, fleet.block_size)
@@ -98,8 +101,11 @@ class Play(Course):
         self._gateways = [self._gateway(policy(), name) for _ in range(fleet.gateways)]
         for replica in self._replicas:
             self._introduce(replica)
+        self._devices: list[Divided] = []
+        if fleet.devices < fleet.replicas:  # what one gives in a second is a second of computing
+            self._devices = [Divided(Hub(1.0, 1.0, 0.0), self._push) for _ in range(fleet.devices)]
         if fleet.store is not None:
-            self._share_links(fleet.store.hub())
+            self._divide_links(fleet.store.hub())
         self._open: dict[int, Sent] = {}
         self._held: dict[tuple[int, int], Held] = {}  # by gateway and lease
         self._due = [-math.inf] * fleet.gateways
@@ -111,6 +117,11 @@ class Play(Course):
         self._computed: set[int] = set()  # keys that somebody has had
         self._explained: set[int] = set()  # and those of prompts whose first token has come
 
+    def _full_speed(self) -> float:
+        """Prompt tokens a second of all replicas that compute at once."""
+        count = self._settings.devices
+        return sum(fmean(self._speeds[number::count]) for number in range(count))
+
     def _prepare(self, fleet: DetailedFleet) -> None:
         """Before anything is made of the fleet."""
 
@@ -119,8 +130,11 @@ class Play(Course):
             self._push(restart.at, self._die, self._replicas[restart.replica], restart.down)
         self._play(self._arrive)
         busy = [replica.busy_seconds for replica in self._replicas]
+        for device in self._devices:
+            for (number, _), seconds in device.seconds.items():
+                busy[number] += seconds
         loading = [replica.loading_seconds + replica.reader.loading_seconds for replica in self._replicas]
-        for (number, _), seconds in ({} if self._hub is None else self._hub.loading_seconds).items():
+        for (number, _), seconds in ({} if self._links is None else self._links.seconds).items():
             loading[number] += seconds
         return self._run_of(name, seed, {"model": "detailed", **told(self._settings)}, busy, loading)
 
@@ -224,23 +238,30 @@ class Play(Course):
             return
         step = replica.step = engine.schedule()
         seconds = replica.seconds(step)
-        replica.busy_seconds += seconds
         if self._quiet and self._next_tick < math.inf:
             self._quiet = 0
             self._tick_at(now + TICK_SECONDS)
-        self._push(now + seconds, self._stepped, replica, replica.life, step)
+        if (device := self._device(replica)) is None:
+            replica.busy_seconds += seconds
+            self._push(now + seconds, self._stepped, replica, replica.life, step)
+        else:
+            device.begin(now, (replica.number, replica.life), seconds, self._stepped, replica, replica.life, step)
         for name, tokens in step.loads.items():
             self._load(now, replica, name, tokens)
+
+    def _device(self, replica: PlayedReplica) -> Divided | None:
+        """What it computes on together with others; None where it has one of its own."""
+        return self._devices[replica.number % len(self._devices)] if self._devices else None
 
     def _load(self, now: float, replica: PlayedReplica, name: str, tokens: int) -> None:
         """The replica begins to load so many, as soon as it can, for what its engine calls so."""
         assert self._store is not None, "it is what engines load from"
-        if self._hub is None:
+        if self._links is None:
             done = replica.reader.load(now, self._store.seconds(tokens))
             self._push(done, self._loaded, replica, replica.life, name)
         else:
             way = replica.number, replica.life
-            self._load_shared(now, way, self._store.size(tokens), self._loaded, replica, replica.life, name)
+            self._links.begin(now, way, self._store.size(tokens), self._loaded, replica, replica.life, name)
 
     def _loaded(self, now: float, replica: PlayedReplica, life: int, name: str) -> None:
         if replica.engine is not None and replica.life == life:
@@ -365,10 +386,9 @@ class Play(Course):
         replica.engine, replica.step, replica.life = None, None, replica.life + 1
         replica.loading_seconds += replica.reader.loading_seconds
         replica.reader, replica.writer = Reader(), Reader()
-        if self._hub is not None:
-            self._look_at_hub(now)
-            self._hub.drop((replica.number, replica.life - 1))
-            self._look_at_hub(now)
+        for divided in (self._links, self._device(replica)):
+            if divided is not None:
+                divided.drop(now, (replica.number, replica.life - 1))
         replica.sent.clear()
         self._tell_lost(replica)
         for request in lost:

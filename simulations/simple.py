@@ -135,7 +135,7 @@ class _Play(Course):
         )
         self._until: dict[int, int] = {}  # lease -> tokens up to which it loads
         if fleet.store is not None:
-            self._share_links(fleet.store.hub())
+            self._divide_links(fleet.store.hub())
 
     def _build(self) -> list[Lane]:
         settings, lengths = self._settings, self._paths.lengths
@@ -159,8 +159,8 @@ class _Play(Course):
         settings |= {} if store is None else {"store": msgspec.json.encode(store).decode()}
         busy = [lane.busy_seconds for lane in self._lanes]
         loading = [lane.reader.loading_seconds for lane in self._lanes]
-        if self._hub is not None:
-            loading = [self._hub.loading_seconds.get((lane.number, 0), 0.0) for lane in self._lanes]
+        if self._links is not None:
+            loading = [self._links.seconds.get((lane.number, 0), 0.0) for lane in self._lanes]
         return self._run_of(name, seed, {"model": "simple", **settings}, busy, loading)
 
     # What happens
@@ -289,10 +289,10 @@ class _Play(Course):
                 return
             assert self._store is not None, "it was planned"
             tokens, loaded = until - taken.there, msgspec.structs.replace(taken, there=until)
-            if self._hub is None:
+            if self._links is None:
                 self._push(lane.reader.load(now, self._store.seconds(tokens)), self._has_loaded, lane, loaded)
             else:
-                self._load_shared(now, (lane.number, 0), self._store.size(tokens), self._has_loaded, lane, loaded)
+                self._links.begin(now, (lane.number, 0), self._store.size(tokens), self._has_loaded, lane, loaded)
 
     def _take(self, lane: Lane) -> Taken | None:
         """The first one in the lane, if the blocks fit."""

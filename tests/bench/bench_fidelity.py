@@ -4,7 +4,10 @@ Run from the root of the checkout: ``python -m tests.bench.bench_fidelity [--eng
 found as by the tests in ``tests/real``. Each engine is kept on one core, the next one on the next core; the model is calibrated
 by ``kvlb calibrate`` of the first one through a gateway of its own, while the others rest, so that it has seen the way that
 requests take later. Then conversations are held side by side, and the model is played with the times and the choices that were
-seen. Times are the client's.
+seen. Engines that share a core do so in the model, too. Times are the client's.
+
+Nothing else may run: while vLLM waits for its worker it yields the core to whoever wants it, so that whatever runs beside it
+costs it more than its share, at whatever priority.
 
 The steps of the engines' model, six layers of 384, cost as much more than HTTP as a step should; its caches are too small for
 what is asked. Cores that are shared by several engines, the gateway and the client must have room: ``load`` is the share of the
@@ -141,7 +144,8 @@ def main() -> None:
             engine.post("/reset_prefix_cache")
         with before(engines, Path(scratch) / "all.log") as gateway:
             seen = asyncio.run(play_together(gateway, trace))
-            found = compared(trace, seen, gateway.replicas, options.blocks, CHUNK, latency)
+            per_core = -(-options.engines // len(os.sched_getaffinity(0)))
+            found = compared(trace, seen, gateway.replicas, options.blocks, CHUNK, latency, per_core)
     report(
         "fidelity",
         {**vars(options), "vllm": vllm, "shape": SHAPE, "chunk": CHUNK, "fit": round(error, 4)},

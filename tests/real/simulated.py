@@ -146,9 +146,18 @@ def as_it_came(trace: Trace, seen: Sequence[Seen]) -> tuple[Trace, list[int]]:
 
 
 def play_simulated(
-    trace: Trace, choices: Sequence[str], replicas: Sequence[str], blocks: int, chunk: int, latency: LatencyModel
+    trace: Trace,
+    choices: Sequence[str],
+    replicas: Sequence[str],
+    blocks: int,
+    chunk: int,
+    latency: LatencyModel,
+    per_core: int | None = None,
 ) -> Run:
-    """Engines with so many blocks, vLLM's null block among them, and a budget of ``chunk`` tokens a step."""
+    """Engines with so many blocks, vLLM's null block among them, and a budget of ``chunk`` tokens a step.
+
+    ``per_core`` share one core, where they are kept on some.
+    """
     named = {name: f"r{number:03}" for number, name in enumerate(replicas)}
     fleet = DetailedFleet(
         replicas=len(replicas),
@@ -156,6 +165,7 @@ def play_simulated(
         block_size=BLOCK_SIZE,
         max_num_batched_tokens=chunk,
         latency=latency,
+        replicas_per_device=per_core,
     )
     chosen = [named[each] for each in choices]
     return play_detailed(trace, fleet, lambda: Recorded(chosen), "recorded", trace.sessions)
@@ -188,12 +198,18 @@ class Compared(msgspec.Struct, frozen=True):
 
 
 def compared(
-    trace: Trace, seen: Sequence[Seen], replicas: Sequence[str], blocks: int, chunk: int, latency: LatencyModel
+    trace: Trace,
+    seen: Sequence[Seen],
+    replicas: Sequence[str],
+    blocks: int,
+    chunk: int,
+    latency: LatencyModel,
+    per_core: int | None = None,
 ) -> Compared:
     """What was seen of ``trace``, and what the model makes of the same; the engines as in ``play_simulated``."""
     came, order = as_it_came(trace, seen)
     real = [seen[at] for at in order]
-    run = play_simulated(came, [each.replica for each in real], replicas, blocks, chunk, latency)
+    run = play_simulated(came, [each.replica for each in real], replicas, blocks, chunk, latency, per_core)
     tokens = came.input_tokens
     return Compared(
         len(real),

@@ -143,6 +143,62 @@ def test_in_a_closed_loop_a_turn_comes_a_pause_after_the_answer() -> None:
             assert run.arrivals[at] == pytest.approx(run.arrivals[before] + run.latencies[before] + 3.0)
 
 
+# Devices
+
+
+def test_who_computes_on_one_device_at_once_takes_turns() -> None:
+    alone_there = trace_of((0.0, 100, 3, list(range(25))))
+    together = trace_of((0.0, 100, 3, list(range(25))), (0.0, 100, 3, list(range(100, 125))))
+    two = changed(replicas=2)
+    shared = changed(replicas=2, replicas_per_device=2)
+    (first, *_) = played(alone_there, shared, "round_robin").ttfts
+    assert first == pytest.approx(0.1), "nobody else computes"
+    assert list(played(together, two, "round_robin").ttfts) == pytest.approx([0.1, 0.1])
+    run = played(together, shared, "round_robin")
+    assert sorted(run.chosen) == [0, 1]
+    assert list(run.ttfts) == pytest.approx([0.2, 0.2])
+    assert list(run.latencies) == pytest.approx([0.24, 0.24])
+    assert run.busy == pytest.approx([0.24, 0.24]), "a step is under way as long as it takes"
+
+
+def test_who_ends_first_leaves_the_device_to_the_other() -> None:
+    run = played(
+        trace_of((0.0, 100, 1, list(range(25))), (0.0, 40, 1, list(range(100, 110)))),
+        changed(replicas=2, replicas_per_device=2),
+        "round_robin",
+    )
+    assert list(run.ttfts) == pytest.approx([0.14, 0.08]), "both at half the speed for 0.08 s, then one at the whole"
+
+
+def test_replicas_are_dealt_out_to_devices() -> None:
+    fleet = changed(replicas=4, replicas_per_device=2)
+    assert fleet.devices == 2
+    prompts = [(0.0, 100, 1, list(range(100 * at, 100 * at + 25))) for at in range(4)]
+    three = played(trace_of(*prompts[:3]), fleet, "round_robin")
+    by_replica = dict(zip(three.chosen, three.ttfts, strict=True))
+    assert by_replica == {0: pytest.approx(0.2), 1: pytest.approx(0.1), 2: pytest.approx(0.2)}
+    assert list(played(trace_of(*prompts), fleet, "round_robin").ttfts) == pytest.approx([0.2] * 4)
+
+
+def test_load_is_of_what_devices_compute() -> None:
+    trace = talks()
+    own, shared = changed(replicas=4, load=0.5), changed(replicas=4, load=0.5, replicas_per_device=2)
+    assert list(played(trace, shared).arrivals) == pytest.approx([2 * each for each in played(trace, own).arrivals])
+
+
+def test_devices_of_their_own_are_none_that_are_shared() -> None:
+    one, none = played(talks(), changed(replicas_per_device=1)), played(talks())
+    assert (one.ttfts, one.latencies, one.busy, one.hits) == (none.ttfts, none.latencies, none.busy, none.hits)
+
+
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 1000), at=st.floats(0, 5), per_device=st.integers(1, 4))
+def test_who_dies_leaves_the_device_to_the_others(seed: int, at: float, per_device: int) -> None:
+    fleet = changed(replicas=4, replicas_per_device=per_device, restarts=(Restart(at, 1, 2.0), Restart(at + 1, 3, 1.0)))
+    run = played(talks(), fleet, seed=seed)
+    is_whole(run)
+
+
 # Caches
 
 
