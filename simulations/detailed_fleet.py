@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from simulations.latency import LatencyModel
+from simulations.sizes import Replicas
 from simulations.store import Delay, Rate, StoreSettings, Weight
 
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
@@ -68,7 +69,7 @@ class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         knows_speeds: the routers know from the start how fast the replicas are; without it they learn it, as in production.
     """
 
-    replicas: Count = 8
+    replicas: Replicas = 8
     blocks: Count = 8192
     block_size: Count = 16
     max_num_batched_tokens: Count = 2048

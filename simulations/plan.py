@@ -28,6 +28,7 @@ from simulations.planning import Build, Plan, Planner, Stopped
 from simulations.progress import say
 from simulations.replaying import line
 from simulations.scenario import Kind, number_of
+from simulations.sizes import MOST_REPLICAS
 from simulations.store import LEAST_GBITS, MOST_GBITS, MOST_SECONDS, gbits_of
 from simulations.targets import parse_target
 from simulations.traces.options import add_reading_options, reading_options, scaled, scaled_words
@@ -74,7 +75,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     store.add_argument("--store-latency-ms", type=float, metavar="T", help="until the first byte (default: the link's)")
     parser.add_argument("--policy", default=DEFAULT_POLICIES, metavar="A,B", help=f"default: {DEFAULT_POLICIES}")
-    parser.add_argument("--max-replicas", type=int, default=256, metavar="N", help="of one fleet (default 256)")
+    parser.add_argument(
+        "--max-replicas",
+        type=int,
+        default=256,
+        metavar="N",
+        help=f"of one fleet (default 256, {MOST_REPLICAS:,} at most)",
+    )
     parser.add_argument("--rate", default="1", metavar="X", help="play the trace so many times as fast (default 1)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all chance (default 1)")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes at most (default: one for each core)")
@@ -95,9 +102,15 @@ def run(args: argparse.Namespace) -> int:
         estimate(kind)  # what cannot be built is told before a large file is read
     store = _store(args, kinds, prices)
     rate = number_of(args.rate)
-    for name, value in (("--max-replicas", args.max_replicas), ("--rate", rate), ("--jobs", args.jobs or 1)):
-        if not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise ConfigError(f"{name}: must be a number above 0, got {value}")
+    if not isinstance(rate, int | float) or not 0 < rate < float("inf"):
+        raise ConfigError(f"--rate: must be a number above 0, got {args.rate}")
+    if not 1 <= args.max_replicas <= MOST_REPLICAS:
+        raise ConfigError(
+            f"--max-replicas: must be a whole number from 1 to {MOST_REPLICAS:,}, got {args.max_replicas}; so many are played "
+            "at once, and each request looks at all of them"
+        )
+    if args.jobs is not None and args.jobs < 1:
+        raise ConfigError(f"--jobs: must be at least 1, got {args.jobs}")
     trace, reading = open_trace(args.trace, reading_options(args))
     print(reading.text(), file=sys.stderr)
     read, trace = len(trace), scaled(trace, args, args.seed)

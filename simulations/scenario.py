@@ -5,6 +5,7 @@ field and the remedy, before anything is played.
 """
 
 import itertools
+import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -27,9 +28,11 @@ CACHE: Final = "cache"
 
 DEFAULT_POLICIES: Final = "predicted_ttft,cache_aware,session_sticky,least_load,round_robin"
 MAX_CASES: Final = 100_000
+MOST_SECONDS: Final = 1e9
+"""Of a target: nobody waits for longer, and infinity is none."""
 
 _UNITS: Final = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
-_NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
+_NUMBER: Final = re.compile(r"((?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)([kKmMgG]?)")
 
 Kind = Literal["simple", "detailed"]
 FLEETS: Final[dict[str, type[SimpleFleet] | type[DetailedFleet]]] = {"simple": SimpleFleet, "detailed": DetailedFleet}
@@ -62,7 +65,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sweep: dict[str, list[Any]] = {}
     seeds: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     seed: int = 1
-    ttft_p95: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    ttft_p95: Annotated[float, msgspec.Meta(gt=0, le=MOST_SECONDS)] | None = None
 
 
 def load(path: str) -> Scenario:
@@ -186,11 +189,13 @@ def sweep_of(text: str, flag: str = "--sweep") -> tuple[str, list[Any]]:
 
 
 def number_of(value: Any) -> Any:
-    """``"4M"`` as 4,000,000 and the like; what is no such number stays."""
+    """``"4M"`` as 4,000,000, ``"1e4"`` as 10,000 and the like; what is no such number, or has no end, stays."""
     match = _NUMBER.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         return value
     number = float(match[1]) * _UNITS[match[2].lower()]
+    if math.isinf(number):
+        return value
     return int(number) if number == int(number) else number
 
 

@@ -33,6 +33,7 @@ from simulations.lanes import Lane, PathChain, Taken
 from simulations.paths import Paths
 from simulations.results import Run
 from simulations.segment_cache import SegmentCache
+from simulations.sizes import Replicas
 from simulations.store import Store, StoreSettings
 from simulations.traces.trace import NO_SESSION, Trace
 
@@ -63,7 +64,7 @@ class SimpleFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         store: a shared store, from which replicas load what they do not hold.
     """
 
-    replicas: Count = 8
+    replicas: Replicas = 8
     blocks: Count = 8192
     block_size: Count = 512
     prefill_tps: Positive = 10_000.0

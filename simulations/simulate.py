@@ -19,6 +19,7 @@ import msgspec
 from balancer.commands import Command
 from balancer.errors import ConfigError
 from simulations.bounds import Bounds, bounds
+from simulations.fleet_errors import said
 from simulations.generators.base import generators
 from simulations.grid import Case, run_all
 from simulations.hardware.estimate import estimate
@@ -228,10 +229,17 @@ def scenario_of(args: argparse.Namespace) -> Scenario:
     for field in ("trace", "seed", "seeds", "ttft_p95"):
         if getattr(args, field) is not None:
             changes[field] = getattr(args, field)
+    fields = msgspec.to_builtins(msgspec.structs.replace(scenario, **changes))
     try:
-        return msgspec.convert(msgspec.to_builtins(msgspec.structs.replace(scenario, **changes)), Scenario)
+        return msgspec.convert(fields, Scenario)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{error}") from error
+        raise ConfigError(f"{_flagged(said(error, fields), args)}") from error
+
+
+def _flagged(told: str, args: argparse.Namespace) -> str:
+    """What is wrong with a field, by the flag that has set it."""
+    field = told.partition(":")[0]
+    return f"--{field.replace('_', '-')}{told[len(field) :]}" if getattr(args, field, None) is not None else told
 
 
 def _speeds(model: str, fleet: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from simulations.results import Summary
 FIGURES: Final = ("ttft_mean", "ttft_p50", "ttft_p90", "ttft_p95", "ttft_p99", "ttft_max", "latency_mean")
 
 _UNITS: Final = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0}
-_TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|)")
+_TIME: Final = re.compile(r"((?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*(ms|s|m|)")
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ def parse_target(text: str) -> Target:
     """
     figure, _, value = text.partition("=")
     match = _TIME.fullmatch(value.strip())
-    if figure.strip() not in FIGURES or match is None or not float(match[1]):
+    if figure.strip() not in FIGURES or match is None or not 0 < float(match[1]) < math.inf:
         raise ConfigError(
             f"--slo {text}: write a figure and a time above 0, as in --slo ttft_p95=2s; figures: {', '.join(FIGURES)}"
         )

@@ -27,12 +27,21 @@ MORE_SEEDS: Final = "Play more of them (--seeds 5)."
 """Where those that were played cannot tell."""
 
 
+NOT_KNOWN: Final = "Not known"
+"""A verdict that says by itself how sure it is."""
+
+
 class Certainty(Enum):
     """What a finding rests on: runs that were compared, a calculation from them, or too little."""
 
     MEASURED = "measured"
     ESTIMATE = "estimate"
     UNKNOWN = "unknown"
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return "not known" if self is Certainty.UNKNOWN else self.value
 
 
 class Finding(msgspec.Struct, frozen=True):

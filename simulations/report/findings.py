@@ -14,6 +14,7 @@ from simulations.report.figures import percent, points, times
 from simulations.report.finding import (
     COSTLY,
     MORE_SEEDS,
+    NOT_KNOWN,
     NOTICED,
     REFUSED,
     Certainty,
@@ -57,7 +58,7 @@ def find(
         answer = "This trace tells how long prompts are, and not what they have in common."
         remedy = "Record the block hashes of prompts, or take a public trace that has them."
         found.append(
-            Finding("routing", "Do I need cache-aware routing?", "Not known", answer, [remedy], Certainty.UNKNOWN)
+            Finding("routing", "Do I need cache-aware routing?", NOT_KNOWN, answer, [remedy], Certainty.UNKNOWN)
         )
     found.append(fleet(best, every, bounds, ttft_target))
     return found + worth(best, every)
@@ -99,7 +100,7 @@ def _routing(served: list[Cell], bounds: "BoundFacts | None", blind: frozenset[s
         missing = (
             "that looks at load alone, such as round_robin" if not without else "that knows caches, such as cache_aware"
         )
-        return finding("Not known", f"No policy {missing}, was run.", [lost], Certainty.UNKNOWN)
+        return finding(NOT_KNOWN, f"No policy {missing}, was run.", [lost], Certainty.UNKNOWN)
     plain, chosen = without[0], next(cell for cell in served if kind_name(cell.policy) not in blind)
     others = [cell for cell in without[1:] if kind_name(cell.policy) == "round_robin"]
     if sticking and sticking[0] is not chosen:
@@ -111,7 +112,7 @@ def _routing(served: list[Cell], bounds: "BoundFacts | None", blind: frozenset[s
             f"{chosen.policy} takes {mean(chosen)} to the first token, {plain.policy} {mean(plain)}, and seeds are so far "
             f"apart that chance may be why. {MORE_SEEDS}"
         )
-        return finding("Not known", answer, because, Certainty.UNKNOWN)
+        return finding(NOT_KNOWN, answer, because, Certainty.UNKNOWN)
     if not is_faster(chosen, plain) and not spared:
         answer = (
             f"{plain.policy} is as good here: {mean(plain)} to the first token, {mean(chosen)} with {chosen.policy}."

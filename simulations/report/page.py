@@ -9,18 +9,15 @@ import hashlib
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Final
 
 from simulations.report.comparison import Cell, base, cells, kind_name, ranked
 from simulations.report.document import Document
 from simulations.report.figures import count, duration, percent, times
-from simulations.report.finding import Certainty, Finding
+from simulations.report.finding import NOT_KNOWN, Finding
 from simulations.report.plots import Plot, fleet_words, plots_of
 from simulations.report.runs_table import runs_table, value_words
 from simulations.report.svg import element, escape
 from simulations.report.theme import CHART_CSS, DARK, LIGHT, variables
-
-SURE: Final = {Certainty.MEASURED: "measured", Certainty.ESTIMATE: "estimate", Certainty.UNKNOWN: "not known"}
 
 
 def page(report: Document) -> str:
@@ -139,7 +136,7 @@ def _compared(best: Cell, plain: Cell, figure: str) -> str:
 def _finding(finding: Finding) -> str:
     kinds = ["finding", "wide" if finding.topic == "tokens" else "", finding.certainty.value]
     parts = [
-        element("span", SURE[finding.certainty], class_="sure"),
+        "" if finding.verdict == NOT_KNOWN else element("span", finding.certainty.words, class_="sure"),
         element("h3", escape(finding.question)),
         element("p", escape(finding.verdict), class_="verdict"),
         element("p", escape(finding.answer), class_="answer"),

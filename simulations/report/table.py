@@ -13,7 +13,7 @@ import msgspec
 from simulations.report.comparison import Cell, Fleet, base, cells, ranked, varied_settings
 from simulations.report.document import BoundFacts, Document
 from simulations.report.figures import count, duration, percent, seconds
-from simulations.report.finding import Certainty
+from simulations.report.finding import NOT_KNOWN, Certainty
 
 NAME: Final = 34
 """Names longer than this are cut."""
@@ -91,7 +91,8 @@ def table(report: Document, *, width: int = 100, colour: bool = False) -> str:
     if len(fleets) > 1:
         blocks.append(_wrapped(f"What follows compares policies on {_fleet_words(every, fleets[0])}.", width))
     for finding in report.findings:
-        mark = "" if finding.certainty is Certainty.MEASURED else f" ({finding.certainty.value})"
+        is_said = finding.certainty is Certainty.MEASURED or finding.verdict == NOT_KNOWN
+        mark = "" if is_said else f" ({finding.certainty.words})"
         head = _wrapped(f"{finding.question} {finding.verdict}{mark}", width)
         blocks.append(_paint(head, BOLD, colour) + "\n" + _wrapped(finding.answer, width))
     return "\n\n".join("\n".join(_folded(line, width) for line in block.split("\n")) for block in blocks) + "\n"

@@ -12,7 +12,7 @@ import msgspec
 
 from simulations.report.comparison import Cell, Spread, alike, is_quicker, may_be_quicker, ranked
 from simulations.report.figures import duration, percent
-from simulations.report.finding import MORE_SEEDS, NOTICED, REFUSED, Certainty, Finding, sureness
+from simulations.report.finding import MORE_SEEDS, NOT_KNOWN, NOTICED, REFUSED, Certainty, Finding, sureness
 from simulations.report.result import table_of
 
 
@@ -26,8 +26,6 @@ class Part(msgspec.Struct, frozen=True):
     beside: str
     """What the figures do not say."""
 
-
-NOT_KNOWN: Final = "Not known"
 
 PARTS: Final = (
     Part(

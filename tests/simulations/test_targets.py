@@ -19,6 +19,7 @@ SUMMARY = Summary("p", 10, 0, 0.5, 1.0, 0.9, 1.5, 2.0, 3.0, 4.0, 9.0, 1.0, 0.5)
         ("ttft_mean=500ms", Target("ttft_mean", 0.5)),
         (" ttft_p99 = 1.5 ", Target("ttft_p99", 1.5)),
         ("latency_mean=2m", Target("latency_mean", 120.0)),
+        ("ttft_max=2e3ms", Target("ttft_max", 2.0)),
     ],
 )
 def test_a_target_is_a_figure_and_a_time(text: str, target: Target) -> None:

@@ -122,3 +122,9 @@ def test_answers_that_were_played_token_by_token_have_columns() -> None:
     played = row(result(pace=0.0123), result("round_robin", ttft=9.0))
     assert (played["TPOT mean ms"], played["p95 ms"], played["latency p95 s"]) == ("12.3", "12.3", "1.59")
     assert "TPOT mean ms" not in row(result(), result("round_robin", ttft=9.0))
+
+
+def test_what_is_not_known_is_said_once() -> None:
+    root = parsed(page(report(result("cache_aware"))))
+    (finding,) = [each for each in root.iter("section") if "unknown" in (each.get("class") or "").split()]
+    assert [each.text for each in finding.iter() if (each.text or "").lower() == "not known"] == ["Not known"]

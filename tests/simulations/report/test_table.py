@@ -145,3 +145,10 @@ def test_columns_that_belong_together_are_not_parted_where_they_fit() -> None:
 
 def test_who_answered_nothing_token_by_token_has_no_columns_for_it() -> None:
     assert "TPOT" not in table(report(*MANY), width=200)
+
+
+def test_what_is_not_known_is_said_once() -> None:
+    told = table(report(result("cache_aware")), width=100)
+    assert "Do I need cache-aware routing? Not known\n" in told
+    assert "(unknown)" not in told
+    assert "What came of it? Nothing (not known)\n" in table(report(), width=100)
