@@ -2,10 +2,11 @@
 
 Knows numbers of replicas, and how far a fleet is from what it has to hold. Never knows runs: it asks for one after another, as
 they may take long. It takes more replicas to be better, and ends where they are not; ``beside`` is what shows whether they are.
+It ends, too, where so many cannot be wanted any more: what it has found by then is what it would have found without that end.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Final
 
 import msgspec
@@ -27,25 +28,31 @@ class Confirmed(msgspec.Struct, frozen=True):
         least: the fewest replicas that hold; None where none does that was tried.
         tried: by number of replicas, how far they are from holding: 1 or less holds, and infinity never will.
         compared: where more were of no use, two numbers that show it, the smaller one first.
+        at_least: where it ended as so many are not wanted: fewer were not found to hold.
     """
 
     least: int | None
     tried: dict[int, float]
     compared: tuple[int, int] | None = None
+    at_least: int | None = None
 
 
-def confirm(first: int, at_most: int, far: Callable[[int], float]) -> Confirmed:
+def confirm(
+    first: int, at_most: int, far: Callable[[int, int], float], is_wanted: Callable[[int], bool] = lambda _: True
+) -> Confirmed:
     """The fewest replicas that hold, from ``first`` to ``at_most``, by what ``far`` says of each number.
 
     Args:
         first: what is tried first; fewer are not.
         at_most: the last number that is tried.
-        far: the worst figure of that many, over what it has to be: 1 or less holds, infinity never will.
+        far: the worst figure of that many, over what it has to be: 1 or less holds, infinity never will. It is told how many
+            numbers will follow, if this one holds.
+        is_wanted: whether anybody would take so many; who would not take these takes no more than these.
     """
     tried: dict[int, float] = {}
     fails, replicas, added = first - 1, first, 0
     while True:
-        tried[replicas] = far(replicas)
+        tried[replicas] = far(replicas, (replicas - fails - 1).bit_length())
         if tried[replicas] <= 1:
             break
         fewer = max([each for each in tried if WIDELY * each <= replicas], default=None)
@@ -54,19 +61,23 @@ def confirm(first: int, at_most: int, far: Callable[[int], float]) -> Confirmed:
         if replicas >= at_most or math.isinf(tried[replicas]):
             return Confirmed(None, tried)
         fails, added = replicas, max(1, first // FINEST, 2 * added)
+        if not is_wanted(fails + 1):
+            return Confirmed(None, tried, at_least=fails + 1)
         replicas = min(first + added, at_most)
     while replicas - fails > 1:
         middle = (fails + replicas) // 2
-        tried[middle] = far(middle)
+        tried[middle] = far(middle, (max(middle - fails, replicas - middle) - 1).bit_length())
         if tried[middle] <= 1:
             replicas = middle
-        else:
-            fails = middle
+            continue
+        fails = middle
+        if not is_wanted(fails + 1):
+            return Confirmed(None, tried, at_least=fails + 1)
     return Confirmed(replicas, tried)
 
 
-def beside(found: Confirmed, at_most: int) -> int | None:
+def beside(least: int | None, tried: Container[int], at_most: int) -> int | None:
     """One replica more than the fewest that hold, if nobody has tried that: it should hold, too, but for chance."""
-    if found.least is None or found.least == at_most or found.least + 1 in found.tried:
+    if least is None or least == at_most or least + 1 in tried:
         return None
-    return found.least + 1
+    return least + 1

@@ -22,9 +22,10 @@ from simulations.hardware.estimate import Hardware, estimate
 from simulations.moving import HOURS, Moving, best, moving
 from simulations.named_policies import parse
 from simulations.output import write_file
-from simulations.plan_runs import PlannedStore, Runs, confirmed
+from simulations.plan_confirming import Confirming
+from simulations.plan_runs import PlannedStore, Runs
 from simulations.plan_table import stopped_words, table, target_words
-from simulations.planning import Build, Plan, Planner, Stopped
+from simulations.planning import Build, Outcome, Plan, Planner, Stopped, outcome_of
 from simulations.progress import say
 from simulations.replaying import line
 from simulations.scenario import Kind, number_of
@@ -130,27 +131,35 @@ def run(args: argparse.Namespace) -> int:
         store_price=0.0 if store is None else store.price,
     )
     plans = planner.plans()
-    stopped = list(planner.stopped.values())
+    if plans and not args.no_confirm:
+        plans = Confirming(planner, targets, args.max_replicas, runs.confirm, say).plans(sides)
+    firsts = [first for side in sides if (first := best(plans, has_store=side)) is not None]
+    for first in firsts:
+        plans[plans.index(first)] = planner.around(first)
+    stopped = planner.stopped
+    plans = [msgspec.structs.replace(plan, line=_line(args, trace, plan, store)) for plan in plans]
+    found = None
+    if store is not None and plans:
+        mean = sum(trace.inputs) // max(1, len(trace))
+        found = moving(plans, store.price, store.link, mean, longest=max(trace.inputs, default=0))
+    outcome = outcome_of(plans)
+    if args.json == "-":
+        sys.stdout.write(_encoded(args, outcome, plans, stopped, found).decode())
+    elif plans:
+        print(table(plans, targets, stopped, found, has_prices=bool(prices)))
+    if args.json not in (None, "-"):
+        write_file("--json", Path(args.json), _encoded(args, outcome, plans, stopped, found))
     if not plans:
         raise NoPlan(
             f"no fleet of up to {counted(args.max_replicas, 'replica')} holds {target_words(targets)}; see kvlb simulate, and "
             "allow for faster devices (--gpu), more (--gpus, --max-replicas) or more time. "
             f"{' '.join(map(stopped_words, stopped))}"
         )
-    if not args.no_confirm:
-        for first in filter(None, [best(plans, has_store=side) for side in sides]):
-            plans[plans.index(first)] = confirmed(runs, first, targets, args.max_replicas)
-    plans = [msgspec.structs.replace(plan, line=_line(args, trace, plan, store)) for plan in plans]
-    found = None
-    if store is not None:
-        mean = sum(trace.inputs) // max(1, len(trace))
-        found = moving(plans, store.price, store.link, mean, longest=max(trace.inputs, default=0))
-    if args.json == "-":
-        sys.stdout.write(_encoded(args, plans, stopped, found).decode())
-        return 0
-    print(table(plans, targets, stopped, found, has_prices=bool(prices)))
-    if args.json is not None:
-        write_file("--json", Path(args.json), _encoded(args, plans, stopped, found))
+    if outcome is Outcome.FAILS:
+        raise NoPlan(
+            f"no fleet is known to hold {target_words(targets)}: the detailed model holds it with none that it was asked for. "
+            "Allow for faster devices (--gpu), more (--gpus, --max-replicas) or more time, or calibrate"
+        )
     return 0
 
 
@@ -215,17 +224,27 @@ def _store(args: argparse.Namespace, kinds: Sequence[Hardware], prices: Mapping[
 
 
 def _line(args: argparse.Namespace, trace: Trace, plan: Plan, store: PlannedStore | None) -> str:
-    """What plays the plan's fleet again, by the model that has the last word on it."""
-    model: Kind = "simple" if plan.confirmed is None else "detailed"
+    """What plays the plan's fleet again, by the model that has the last word on it; where nothing holds, the nearest there."""
+    model: Kind = "detailed" if plan.was_confirmed else "simple"
+    nearest = min(plan.confirmed_tried, key=lambda each: each.distance, default=None)
+    replicas = plan.confirmed or (plan.replicas if nearest is None else nearest.replicas)
     fields = store.fields if plan.has_store and store is not None else None
     build = Build(plan.hardware, plan.has_store)
-    return line(args, trace, model, build, plan.policy, plan.confirmed or plan.replicas, fields)
+    return line(args, trace, model, build, plan.policy, replicas, fields)
 
 
 def _encoded(
-    args: argparse.Namespace, plans: Sequence[Plan], stopped: Sequence[Stopped], found: Moving | None
+    args: argparse.Namespace, outcome: Outcome, plans: Sequence[Plan], stopped: Sequence[Stopped], found: Moving | None
 ) -> bytes:
-    document = {"kind": "kvlb plan", "schema": 1, "slo": args.slo, "plans": plans, "stopped": stopped, "moving": found}
+    document = {
+        "kind": "kvlb plan",
+        "schema": 1,
+        "slo": args.slo,
+        "outcome": outcome,
+        "plans": plans,
+        "stopped": stopped,
+        "moving": found,
+    }
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 

@@ -12,20 +12,16 @@ import msgspec
 
 from balancer.economics.links import Link
 from balancer.words import counted
-from simulations.confirming import beside, confirm
 from simulations.detailed_fleet import DetailedFleet
 from simulations.fleet_tables import fields_of
 from simulations.grid import Case, run_all
 from simulations.hardware.estimate import Hardware
-from simulations.named_policies import NamedPolicy, parse
-from simulations.plan_table import unconfirmed
-from simulations.planning import Build, Plan, Wanted, least_figures, most_hits, tried_of
+from simulations.named_policies import NamedPolicy
+from simulations.planning import Build, Wanted, least_figures, most_hits
 from simulations.progress import say, tell
-from simulations.report.figures import duration
 from simulations.results import Run, Summary, summarise
 from simulations.scenario import Kind, fleet_of, with_hardware
 from simulations.simple import SimpleFleet
-from simulations.targets import Target, distance
 from simulations.traces.trace import Trace
 
 
@@ -64,6 +60,8 @@ class Runs:
         def told(done: int, of: int, seconds: float) -> None:
             tell(self._played + done, self._played + of + following, self._seconds + seconds, "fleets")
 
+        after = f", and about {following:,} after that" if following else ""
+        say(f"the simple model plays {_fleets(wanted)}{after} ...")
         began = time.monotonic()
         found = self._play("simple", wanted, told)
         self._played += len(wanted)
@@ -100,37 +98,12 @@ class Runs:
         return fleet_of(model, with_hardware(model, build.hardware, fields))
 
 
-def confirmed(runs: Runs, plan: Plan, targets: Sequence[Target], at_most: int) -> Plan:
-    """The plan with what the detailed model says of it: how many replicas it asks for, and what it was asked."""
-    (policy,) = parse(plan.policy)
-    build = Build(plan.hardware, plan.has_store)
-    took, store = "", " with the store" if plan.has_store else ""
-    seen: dict[int, Summary] = {}
-
-    def far(replicas: int) -> float:
-        nonlocal took
-        say(f"the detailed model plays {counted(replicas, 'replica')}{store}{took} ...")
-        seen[replicas], seconds = runs.confirm(build, policy, replicas)
-        took = f"; the one before took {duration(seconds)}"
-        return distance(targets, seen[replicas])
-
-    found = confirm(plan.replicas, at_most, far)
-    if (more := beside(found, at_most)) is not None:
-        far(more)
-    tried = tried_of(targets, seen)
-    if found.least is None:
-        why = unconfirmed(found, seen, targets)
-        return msgspec.structs.replace(plan, was_confirmed=True, unconfirmed=why, confirmed_tried=tried)
-    summary = seen[found.least]
-    return msgspec.structs.replace(
-        plan,
-        confirmed=found.least,
-        was_confirmed=True,
-        confirmed_hit=summary.hit,
-        confirmed_summary=summary,
-        confirmed_tried=tried,
-    )
-
-
 def _summary(case: Case, run: Run) -> Summary:
     return summarise(run)
+
+
+def _fleets(wanted: Sequence[Wanted]) -> str:
+    """How many, and how large they are."""
+    sizes = sorted({replicas for _, _, replicas in wanted})
+    told = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    return f"{counted(len(wanted), 'fleet')} of {told} replica{'' if sizes == [1] else 's'}"

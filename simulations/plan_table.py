@@ -63,7 +63,7 @@ def table(
     told.append("")
     firsts = [first for side in (False, True) if (first := best(plans, has_store=side)) is not None]
     for first in firsts:
-        told += _told(first, targets)
+        told += _told(first, [plan for plan in plans if plan.has_store is first.has_store], targets)
     told += dict.fromkeys([estimate(first.hardware).words + "." for first in firsts])
     if found is not None:
         told += ["", *words(found, plans)]
@@ -77,7 +77,9 @@ def _rows(plan: Plan, store_price: float) -> Iterator[tuple[str, ...]]:
     if not plan.was_confirmed:
         return
     price = cost(plan, store_price)
-    if plan.confirmed is None or plan.confirmed_summary is None or price is None:
+    if plan.at_least is not None:
+        yield (f"{plan.at_least}+", built, plan.policy, "detailed", *["-"] * 5)
+    elif plan.confirmed is None or plan.confirmed_summary is None or price is None:
         yield ("none", built, plan.policy, "detailed", *["-"] * 5)
     else:
         yield (str(plan.confirmed), built, plan.policy, "detailed", money(price), *_figures(plan.confirmed_summary))
@@ -88,33 +90,43 @@ def _figures(summary: Summary) -> tuple[str, ...]:
     return percent(summary.hit), *map(shown, times)
 
 
-def _told(plan: Plan, targets: Sequence[Target]) -> Iterator[str]:
-    """What there is to say of the best of one side."""
-    built = f"{counted(plan.replicas, 'replica')} of {plan.hardware.count} x {plan.hardware.gpu}"
+def _told(plan: Plan, all_plans: Sequence[Plan], targets: Sequence[Target]) -> Iterator[str]:
+    """What there is to say of the best of one side, whose plans are ``all_plans``."""
     store = " and the store" if plan.has_store else ""
-    hold = "hold" if plan.replicas > 1 or plan.has_store else "holds"
-    yield f"{built}{store} with {plan.policy} {hold} {target_words(targets)}, by the simple model."
+
+    def holds(replicas: int) -> str:
+        built = f"{counted(replicas, 'replica')} of {plan.hardware.count} x {plan.hardware.gpu}"
+        hold = "hold" if replicas > 1 or plan.has_store else "holds"
+        return f"{built}{store} with {plan.policy} {hold} {target_words(targets)}"
+
+    to_see = "To see that fleet"
     if not plan.was_confirmed:
-        yield f"That is not confirmed: {_DETAILED}, was not asked, and often asks for more; leave out --no-confirm."
+        yield f"{holds(plan.replicas)}, by the simple model."
+        yield f"That is not confirmed: {DETAILED}, was not asked, and often asks for more; leave out --no-confirm."
     elif plan.confirmed is None:
-        yield plan.unconfirmed
+        yield f"No fleet{' with the store' if plan.has_store else ''} is known to hold {target_words(targets)}."
+        for each in all_plans:
+            yield f"{each.hardware.count} x {each.hardware.gpu} with {each.policy}: {each.unconfirmed}"
+        yield f"By the simple model alone {holds(plan.replicas)}: do not plan with that."
+        to_see = "To see the nearest fleet"
     elif plan.confirmed == plan.replicas:
-        yield f"The detailed model agrees: {_held(plan)}."
+        yield f"{holds(plan.confirmed)}, by both models: {_held(plan)} by the detailed one."
     else:
-        yield f"{_DETAILED[0].upper()}{_DETAILED[1:]}, asks for {plan.confirmed} ({_held(plan)}): plan with that."
+        simple = f"The simple one asks for {plan.replicas}; plan with {plan.confirmed}."
+        yield f"{holds(plan.confirmed)}: {_held(plan)} by {DETAILED}. {simple}"
     yield from _tried("simple", plan.replicas, plan.tried)
     if plan.was_confirmed:
         yield from _tried("detailed", plan.confirmed, plan.confirmed_tried)
-    yield f"To see that fleet: {plan.line}"
+    yield f"{to_see}: {plan.line}"
 
 
-_DETAILED: Final = "the detailed model, which lets prompts and answers share steps"
+DETAILED: Final = "the detailed model, which lets prompts and answers share steps"
 
 
 def _held(plan: Plan) -> str:
     """The figure that comes nearest to its target."""
     (found,) = [each for each in plan.confirmed_tried if each.replicas == plan.confirmed]
-    return f"{found.figure} is {shown(found.seconds)} s there"
+    return f"{found.figure} is {shown(found.seconds)} s"
 
 
 def _tried(model: str, least: int | None, tried: Sequence[Tried]) -> Iterator[str]:

@@ -2,11 +2,14 @@
 
 Knows devices, prices and targets, and bounds that nobody has to play a run for. Never knows flags, or how a run is played: it
 asks for rounds of them (``simulations.search``). A device is stopped where no number of replicas can hold the targets, and
-where the fewest that may hold them cost more than a fleet that does. Fleets with a shared store and without are two sides: the
-cheapest of each is found, whatever the other one costs, for what is asked is what lies between them.
+where the fewest that may hold them cost more than a fleet that does; there it goes on if that fleet turns out to be dearer.
+Fleets with a shared store and without are two sides: the cheapest of each is found, whatever the other one costs, for what is
+asked is what lies between them. No policy ends the search for another one, so more of them never make the answer dearer.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import TypeAlias
 
 import msgspec
@@ -67,12 +70,14 @@ class Plan(msgspec.Struct, frozen=True):
         has_store: whether a shared store is behind it.
         confirmed: how many replicas the detailed model asks for, where it was asked; None where it did not hold with any tried.
         was_confirmed: whether it was asked.
+        at_least: where it was asked no further, as so many cost more than another fleet that holds: fewer do not hold.
         confirmed_hit: the share of prompt tokens that were not computed there.
         unconfirmed: why it holds with no number of them that was tried, in a sentence.
         confirmed_summary: the figures of that fleet by the detailed model.
         tried: what was played by the simple model with this build and policy, by number of replicas.
         confirmed_tried: and by the detailed model.
-        line: what plays the fleet again: by the detailed model where it was asked and holds, by the simple one otherwise.
+        line: what plays the fleet again: by the detailed model where it was asked (where none holds, the nearest that was
+            tried), by the simple one otherwise.
     """
 
     hardware: Hardware
@@ -84,12 +89,28 @@ class Plan(msgspec.Struct, frozen=True):
     has_store: bool = False
     confirmed: int | None = None
     was_confirmed: bool = False
+    at_least: int | None = None
     confirmed_hit: float | None = None
     unconfirmed: str = ""
     confirmed_summary: Summary | None = None
     tried: tuple[Tried, ...] = ()
     confirmed_tried: tuple[Tried, ...] = ()
     line: str = ""
+
+
+class Outcome(Enum):
+    """What came of all plans: a fleet holds, or does by the simple model alone, or none is known to."""
+
+    HOLDS = "holds"
+    NOT_CONFIRMED = "not confirmed"
+    FAILS = "does not hold"
+
+
+def outcome_of(plans: Sequence[Plan]) -> Outcome:
+    """What these plans come to; where the detailed model was asked at all, it has the last word."""
+    if any(plan.confirmed is not None for plan in plans):
+        return Outcome.HOLDS
+    return Outcome.FAILS if not plans or any(plan.was_confirmed for plan in plans) else Outcome.NOT_CONFIRMED
 
 
 class Stopped(msgspec.Struct, frozen=True):
@@ -101,7 +122,7 @@ class Stopped(msgspec.Struct, frozen=True):
 
 
 class Planner:
-    """Looks for the least number of replicas of each build and policy. Used once."""
+    """Looks for the least number of replicas of each build and policy."""
 
     def __init__(
         self,
@@ -133,13 +154,24 @@ class Planner:
         }
         self._search = Search(list(self._options), start=min(4, at_most), at_most=at_most)
         self._seen: dict[tuple[_Option, int], Summary] = {}
-        self._tried_largest: set[int] = set()
-        self.stopped: dict[int, Stopped] = {}
+        self._dropped: set[_Option] = set()
+        self._tried_largest: set[_Option] = set()
+        self._limits: dict[bool, float] = {}  # by side, what a fleet costs that is known to hold
+        self._dear: set[int] = set()  # stopped by their price alone
+        self._stopped: dict[int, Stopped] = {}
+        self._has_begun = False
+
+    @property
+    def stopped(self) -> list[Stopped]:
+        """The builds that were not looked at to the end, and why, as far as is known now."""
+        return [self._too_dear(at) if at in self._dear else each for at, each in self._stopped.items()]
 
     def plans(self) -> list[Plan]:
         """Every fleet that holds the targets with as few replicas as it can, the cheapest first."""
-        for at in range(len(self._builds)):
-            self._stop_if_slow(at)
+        if not self._has_begun:
+            self._has_begun = True
+            for at in range(len(self._builds)):
+                self._stop_if_slow(at)
         search = self._search
         while wanted := search.wanted():
             self._judge(wanted)
@@ -149,15 +181,46 @@ class Planner:
         for at in self._open():
             if not any(option[0] == at for option in search.found):
                 self._stop(at, f"up to {counted(self._at_most, 'replica')} do not hold the targets{self._nearest(at)}")
-        options = sorted(search.found, key=lambda option: self._order(option, search.found[option]))
-        self._look_around(options)
-        return [self._plan(option, search.found[option]) for option in options]
+        found = {option: least for option, least in search.found.items() if option[0] not in self._stopped}
+        options = sorted(found, key=lambda option: self._order(option, found[option]))
+        return [self._plan(option, found[option]) for option in options]
+
+    def resume(self, *, has_store: bool, limit: float) -> bool:
+        """Builds of this side go on that were too dear, where they may cost less than ``limit``; whether there are any.
+
+        For when what they were compared with has turned out to cost that; infinity where it holds at no price.
+        """
+        self._limits[has_store] = limit
+        again = [
+            at
+            for at in sorted(self._dear)
+            if self._builds[at].has_store is has_store and self._price(at, self._fewest(at)) < limit
+        ]
+        for at in again:
+            self._dear.discard(at)
+            del self._stopped[at]
+            for option in self._left(at):
+                self._search.resume(option)
+        return bool(again)
+
+    def price(self, plan: Plan, replicas: int) -> float:
+        """What so many replicas of a plan's fleet cost."""
+        return self._price(self._builds.index(Build(plan.hardware, plan.has_store)), replicas)
+
+    def around(self, plan: Plan) -> Plan:
+        """The plan with what is beside it played, too, one more and two fewer: the search takes more replicas to be better."""
+        option = self._builds.index(Build(plan.hardware, plan.has_store)), plan.policy
+        near = [each for each in (plan.replicas - 2, plan.replicas + 1) if 1 <= each <= self._at_most]
+        if wanted := [each for each in near if (option, each) not in self._seen]:
+            fleets = [(*self._options[option], replicas) for replicas in wanted]
+            for replicas, summary in zip(wanted, self._play(fleets, 0), strict=True):
+                self._seen[option, replicas] = summary
+        return msgspec.structs.replace(plan, tried=self._tried(option))
 
     def _plan(self, option: _Option, replicas: int) -> Plan:
         build, policy = self._options[option]
         hardware, summary = build.hardware, self._seen[option, replicas]
         price, devices = self._price(option[0], replicas), replicas * hardware.count
-        seen = {each: of for (who, each), of in self._seen.items() if who == option}
         return Plan(
             hardware,
             policy.written,
@@ -166,25 +229,15 @@ class Planner:
             price,
             summary,
             build.has_store,
-            tried=tried_of(self._targets, seen),
+            tried=self._tried(option),
         )
+
+    def _tried(self, option: _Option) -> tuple[Tried, ...]:
+        return tried_of(self._targets, {each: of for (who, each), of in self._seen.items() if who == option})
 
     def _order(self, option: _Option, replicas: int) -> tuple[float, float, str]:
         """The cheapest first."""
         return self._price(option[0], replicas), self._seen[option, replicas].ttft_p95, self._options[option][1].written
-
-    def _look_around(self, options: Sequence[_Option]) -> None:
-        """Beside the cheapest of each side, one more and two fewer: the search has taken more replicas to be better."""
-        wanted = []
-        for side in (False, True):
-            first = next((option for option in options if self._builds[option[0]].has_store is side), None)
-            if first is not None:
-                least = self._search.found[first]
-                near = [each for each in (least - 2, least + 1) if 1 <= each <= self._at_most]
-                wanted += [(first, each) for each in near if (first, each) not in self._seen]
-        if wanted:
-            fleets = [(*self._options[option], replicas) for option, replicas in wanted]
-            self._seen.update(zip(wanted, self._play(fleets, 0), strict=True))
 
     def _nearest(self, at: int) -> str:
         """Of what was played with this build, how far the best was."""
@@ -198,7 +251,15 @@ class Planner:
         return replicas * self._units[at] + self._fixed[at]
 
     def _open(self) -> list[int]:
-        return [at for at in range(len(self._builds)) if at not in self.stopped]
+        return [at for at in range(len(self._builds)) if at not in self._stopped]
+
+    def _left(self, at: int) -> list[_Option]:
+        """Of a build, what may still hold."""
+        return [option for option in self._options if option[0] == at and option not in self._dropped]
+
+    def _fewest(self, at: int) -> int:
+        """Fewer replicas of this build do not hold."""
+        return min([self._search.least(option) for option in self._left(at)])
 
     def _found(self, like: int) -> dict[_Option, int]:
         """What holds so far, of builds on the same side."""
@@ -208,11 +269,17 @@ class Planner:
         }
 
     def _stop(self, at: int, why: str) -> None:
-        for option in self._options:
-            if option[0] == at:
-                self._search.drop(option)
-        self.stopped[at] = Stopped(self._builds[at].hardware, why, self._builds[at].has_store)
-        self._told(self.stopped[at])
+        for option in self._left(at):
+            self._drop(option)
+        self._note(at, Stopped(self._builds[at].hardware, why, self._builds[at].has_store))
+
+    def _note(self, at: int, stopped: Stopped) -> None:
+        self._stopped[at] = stopped
+        self._told(stopped)
+
+    def _drop(self, option: _Option) -> None:
+        self._dropped.add(option)
+        self._search.drop(option)
 
     def _stop_if_slow(self, at: int) -> None:
         figures = self._least(self._builds[at].hardware)
@@ -231,7 +298,7 @@ class Planner:
         for (option, replicas), summary in zip(
             wanted, self._play(fleets, self._search.left - len(wanted)), strict=True
         ):
-            if option[0] in self.stopped:
+            if option[0] in self._stopped:
                 continue
             self._seen[option, replicas] = summary
             self._search.told(option, replicas, is_held=self._holds(summary))
@@ -239,44 +306,65 @@ class Planner:
                 self._stop(option[0], f"{counted(summary.refused, 'request')} do not fit into the cache of a replica")
 
     def _try_largest(self) -> None:
-        """While nothing holds: of each build the most replicas there may be, with the policy that came nearest.
+        """While nothing holds: of each build the most replicas there may be, with the policy that came nearest, then the next.
 
         Where something does, its price is the end of all others on its side.
         """
-        fleets, places = [], []
+        while options := self._nearest_untried():
+            fleets = [(*self._options[option], self._at_most) for option in options]
+            for option, summary in zip(options, self._play(fleets, self._search.left), strict=True):
+                self._tried_largest.add(option)
+                self._seen[option, self._at_most] = summary
+                if not self._holds(summary):
+                    self._drop(option)
+            for at in {option[0] for option in options}:
+                if not self._left(at):
+                    self._stop_at_largest(at)
+
+    def _nearest_untried(self) -> list[_Option]:
+        """Of each build where nothing has held, whatever the number, the policy that came nearest of those not tried so."""
+        wanted = {option for option, _ in self._search.wanted()}
+        found = []
         for at in self._open():
-            if (
-                self._found(at)
-                or at in self._tried_largest
-                or not any(option[0] == at for option, _ in self._search.wanted())
-            ):
+            left = [option for option in self._left(at) if option in wanted]
+            if self._found(at) or not left or any(option in self._tried_largest for option in left):
                 continue
-            self._tried_largest.add(at)
-            tried = [(option, summary) for (option, _), summary in self._seen.items() if option[0] == at]
-            nearest = min(tried, key=lambda each: distance(self._targets, each[1]))[0]
-            fleets.append((*self._options[nearest], self._at_most))
-            places.append(at)
-        if not fleets:
-            return
-        for at, (_, policy, replicas), summary in zip(
-            places, fleets, self._play(fleets, self._search.left), strict=True
-        ):
-            self._seen[(at, policy.written), replicas] = summary
-            if not self._holds(summary):
-                figure = worst(self._targets, summary).figure
-                self._stop(
-                    at,
-                    f"{counted(replicas, 'replica')}, the most there may be, do not hold the targets: {figure} is "
-                    f"{shown(getattr(summary, figure))} s with {policy.written}",
-                )
+            found.append(min(left, key=lambda option: min([each.distance for each in self._tried(option)])))
+        return found
+
+    def _stop_at_largest(self, at: int) -> None:
+        tried = [
+            (option[1], each)
+            for (option, replicas), each in self._seen.items()
+            if (option[0], replicas) == (at, self._at_most)
+        ]
+        policy, summary = min(tried, key=lambda each: distance(self._targets, each[1]))
+        figure = worst(self._targets, summary).figure
+        self._stop(
+            at,
+            f"{counted(self._at_most, 'replica')}, the most there may be, do not hold the targets: {figure} is "
+            f"{shown(getattr(summary, figure))} s with {policy}",
+        )
 
     def _stop_if_dear(self, at: int) -> None:
-        found = self._found(at)
-        best = min([self._price(option[0], replicas) for option, replicas in found.items()], default=None)
-        fewest = min([self._search.least(option) for option in self._options if option[0] == at])
-        price = self._price(at, fewest)
-        if best is not None and price > best:
-            self._stop(at, f"{counted(fewest, 'replica')} at least cost {price:g}, and {best:g} is enough with another")
+        if self._price(at, self._fewest(at)) > self._enough(at):
+            for option in self._left(at):
+                self._search.pause(option)
+            self._dear.add(at)
+            self._note(at, self._too_dear(at))
+
+    def _enough(self, at: int) -> float:
+        """What a fleet costs that holds, on the side of this build; infinity where none is known."""
+        found = [self._price(option[0], replicas) for option, replicas in self._found(at).items()]
+        return self._limits.get(self._builds[at].has_store, min(found, default=math.inf))
+
+    def _too_dear(self, at: int) -> Stopped:
+        fewest, build = self._fewest(at), self._builds[at]
+        why = (
+            f"{counted(fewest, 'replica')} at least cost {self._price(at, fewest):g}, and {self._enough(at):g} is enough with "
+            "another"
+        )
+        return Stopped(build.hardware, why, build.has_store)
 
     def _holds(self, summary: Summary) -> bool:
         return all(target.is_held(summary) for target in self._targets)

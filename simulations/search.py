@@ -21,6 +21,7 @@ class Search(Generic[K]):
         self._next = dict.fromkeys(options, start)
         self._fails = dict.fromkeys(options, 0)  # the most that is known not to hold
         self._holds: dict[K, int] = {}  # the least that is known to
+        self._paused: dict[K, int] = {}  # what would have to be run next
 
     def wanted(self) -> list[tuple[K, int]]:
         """What has to be run next: options, each with a number of replicas."""
@@ -47,7 +48,18 @@ class Search(Generic[K]):
     def drop(self, option: K) -> None:
         """It is looked for no longer, and not found."""
         self._next.pop(option, None)
+        self._paused.pop(option, None)
         self._holds.pop(option, None)
+
+    def pause(self, option: K) -> None:
+        """It is looked for no longer, until it is resumed."""
+        if option in self._next:
+            self._paused[option] = self._next.pop(option)
+
+    def resume(self, option: K) -> None:
+        """It goes on where it was paused."""
+        if option in self._paused:
+            self._next[option] = self._paused.pop(option)
 
     def least(self, option: K) -> int:
         """Fewer are known not to hold."""
@@ -67,5 +79,5 @@ class Search(Generic[K]):
 
     @property
     def found(self) -> dict[K, int]:
-        """The least number for each option that holds with any; final once ``wanted`` is empty."""
+        """The least number for each option that holds with any; final once ``wanted`` is empty, but for what is paused."""
         return dict(self._holds)

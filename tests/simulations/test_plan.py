@@ -69,7 +69,17 @@ def by_detailed(monkeypatch: pytest.MonkeyPatch, p95: Callable[[int], float], re
 @pytest.mark.parametrize(
     ("p95", "refused", "told"),
     [
-        (lambda replicas: 0.080 * 23 / replicas, 0, "asks for 23 (ttft_p95 is 0.080 s there): plan with that."),
+        (
+            lambda replicas: 0.080 * 23 / replicas,
+            0,
+            "23 replicas of 1 x h100 with predicted_ttft hold ttft_p95 <= 0.080 s: ttft_p95 is 0.080 s by the detailed model, "
+            "which lets prompts and answers share steps. The simple one asks for 2; plan with 23.",
+        ),
+        (
+            lambda _: 0.07,
+            0,
+            "2 replicas of 1 x h100 with predicted_ttft hold ttft_p95 <= 0.080 s, by both models: ttft_p95",
+        ),
         (
             lambda replicas: 0.080 * 99 / replicas,
             0,
@@ -82,7 +92,7 @@ def by_detailed(monkeypatch: pytest.MonkeyPatch, p95: Callable[[int], float], re
         ),
         (lambda _: 0.001, 4, "does not hold it: 4 requests do not fit into a replica's cache."),
     ],
-    ids=["far above", "beyond the most", "never", "refused"],
+    ids=["far above", "near", "beyond the most", "never", "refused"],
 )
 def test_the_detailed_model_is_asked_until_it_is_known(
     p95: Callable[[int], float],
@@ -94,9 +104,10 @@ def test_the_detailed_model_is_asked_until_it_is_known(
 ) -> None:
     by_detailed(monkeypatch, p95, refused)
     words = ("plan", trace, "--slo", "ttft_p95=80ms", "--model", "llama-3.1-8b", "--gpu", "h100", "--rate", "20")
-    assert run(*words, "--max-replicas", "64", "--policy", "predicted_ttft", "--jobs", "1") == 0
+    code = run(*words, "--max-replicas", "64", "--policy", "predicted_ttft", "--jobs", "1")
     shown = capsys.readouterr()
     assert told in shown.out
+    assert code == (1 if "does not hold" in told else 0)
     assert "the one before took 1.00 s" in shown.err or refused
 
 
@@ -127,8 +138,65 @@ def test_the_table_has_what_both_models_ask_for(
         "That is not confirmed: the detailed model, which lets prompts and answers share steps, was not asked" in alone
     )
     by_detailed(monkeypatch, lambda replicas: 0.1)
-    assert run(*words) == 0
+    assert run(*words) == 1
     assert "none  1 x h100  predicted_ttft  detailed        -" in capsys.readouterr().out
+
+
+def test_what_the_detailed_model_never_holds_is_no_plan(
+    trace: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_detailed(monkeypatch, lambda replicas: 0.2 / replicas**0.02)
+    words = ("plan", trace, *PLANNED, "--policy", "predicted_ttft,cache_aware", "--max-replicas", "8")
+    assert run(*words) == 1
+    told = capsys.readouterr()
+    first, *rest = told.out.partition("\n\n")[2].splitlines()
+    assert first == "No fleet is known to hold ttft_p95 <= 0.080 s."
+    why = [
+        each for each in rest if "does not hold it, and more replicas do not help: ttft_p95 is 0.197 s with 2" in each
+    ]
+    assert {each.partition(":")[0] for each in why} == {"1 x h100 with predicted_ttft", "1 x h100 with cache_aware"}
+    assert any(each.startswith("By the simple model alone 2 replicas of 1 x h100") for each in rest)
+    assert any(each.endswith(": do not plan with that.") for each in rest)
+    (line,) = [each for each in rest if each.startswith("To see the nearest fleet: ")]
+    assert "--simple" not in line
+    assert "kvlb: no fleet is known to hold ttft_p95 <= 0.080 s: the detailed model holds it with none" in told.err
+    assert run(*words, "--json", "-") == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["outcome"] == "does not hold"
+    assert [each["confirmed"] for each in document["plans"]] == [None, None]
+    tried = {each["replicas"]: each["distance"] for each in document["plans"][0]["confirmed_tried"]}
+    assert f"--replicas {min(tried, key=tried.__getitem__)} " in document["plans"][0]["line"]
+
+
+def test_the_document_tells_what_came_of_it(
+    trace: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("plan", trace, *PLANNED, "--policy", "predicted_ttft", "--json", "-")
+    assert run(*words, "--no-confirm") == 0
+    assert json.loads(capsys.readouterr().out)["outcome"] == "not confirmed"
+    by_detailed(monkeypatch, lambda replicas: 0.1 / replicas)
+    assert run(*words) == 0
+    assert json.loads(capsys.readouterr().out)["outcome"] == "holds"
+    assert run(*words, "--slo", "ttft_mean=1ms") == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["outcome"], document["plans"], len(document["stopped"])) == ("does not hold", [], 1)
+
+
+@pytest.mark.parametrize("names", ["predicted_ttft,cache_aware", "cache_aware,predicted_ttft"])
+def test_every_policy_that_may_be_the_cheapest_is_confirmed(
+    names: str, trace: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def confirm(self: Any, build: Any, policy: Any, replicas: int) -> tuple[Summary, float]:
+        least = {"predicted_ttft": 4, "cache_aware": 5}[policy.name]
+        return Summary("p", 10, 0, 0.5, 0, 0, 0, 0.08 * least / replicas, 0, 0, 0, 1.0, 0.5), 1.0
+
+    monkeypatch.setattr(plan_runs.Runs, "confirm", confirm)
+    assert run("plan", trace, *PLANNED, "--policy", names) == 0
+    told = capsys.readouterr()
+    assert "\n4 replicas of 1 x h100 with predicted_ttft hold ttft_p95 <= 0.080 s: " in told.out
+    assert [line.split()[0] for line in told.out.splitlines() if " detailed " in line and "%" in line] == ["4", "5"]
+    assert "the simple model plays 2 fleets of 4 replicas, and about 4 after that ..." in told.err
+    assert "the detailed model plays 2 replicas of 1 x h100 with" in told.err
 
 
 def test_where_more_replicas_are_slower_it_is_told(
@@ -193,7 +261,7 @@ def test_what_a_store_is_worth_is_planned(long_talks: str, capsys: pytest.Captur
     assert "1 x l40s + store" in told.out
     assert "Moving to the store saves" in told.out
     assert "400 Gbit/s, 90% of it data, 2 ms until the first byte" in told.out
-    assert told.out.count("The detailed model") == 2
+    assert told.out.count("Tried by the detailed model: ") == 2
     assert "with the store" in told.err
 
 

@@ -130,9 +130,11 @@ def test_the_most_replicas_there_may_be_are_tried_before_all_sizes_between() -> 
         ("quick", "predicted_ttft", 4),
         ("quick", "predicted_ttft", 64),
         ("quick", "round_robin", 4),
+        ("quick", "round_robin", 64),
         ("slow", "predicted_ttft", 4),
         ("slow", "predicted_ttft", 64),
         ("slow", "round_robin", 4),
+        ("slow", "round_robin", 64),
     ]
     assert told[0].why == (
         "64 replicas, the most there may be, do not hold the targets: ttft_p95 is 15.6 s with predicted_ttft"
@@ -202,13 +204,13 @@ def test_what_is_beside_the_fewest_is_played_as_more_replicas_may_be_slower() ->
             ]
 
     made, _ = planner(Uneven(needs(quick=7, slow=99)))
-    best = made.plans()[0]
+    best = made.around(made.plans()[0])
     assert best.replicas == 9, "eight did not hold, by chance"
     holds = {each.replicas: each.distance <= 1 for each in best.tried}
     assert (holds[7], holds[8], holds[10]) == (True, False, True), "two fewer and one more are looked at, too"
     assert holds[9]
     made, _ = planner(fleets := Uneven(needs(quick=7, slow=99)), at_most=9)
-    assert made.plans()[0].replicas == 9
+    assert made.around(made.plans()[0]).replicas == 9
     assert fleets.largest("quick") == 9, "no more may be had"
 
 
@@ -221,3 +223,44 @@ def test_who_does_not_hold_with_all_there_may_be_is_told_with_the_best_of_them()
             "up to 3 replicas do not hold the targets: the nearest is ttft_p95 of 3.00 s, with 3 replicas and predicted_ttft",
         )
     ]
+
+
+def test_a_policy_that_comes_nearest_does_not_end_the_search_for_the_others() -> None:
+    class Crossing(Fleets):
+        """``predicted_ttft`` is nearer with few replicas, and only ``round_robin`` holds with many."""
+
+        def __call__(self, wanted: Sequence[Wanted], following: int) -> list[Summary]:
+            found = super().__call__(wanted, following)
+            return [
+                msgspec.structs.replace(each, ttft_p95=max(1.5, each.ttft_p95))
+                if of[1].name == "predicted_ttft"
+                else each
+                for of, each in zip(wanted, found, strict=True)
+            ]
+
+    made, _ = planner(Crossing(needs(quick=20, slow=900)))
+    assert [(plan.hardware.gpu, plan.policy, plan.replicas) for plan in made.plans()] == [("quick", "round_robin", 40)]
+
+
+def test_a_device_that_was_too_dear_goes_on_where_the_others_turn_out_dearer() -> None:
+    fleets = Fleets(needs(quick=5, slow=16, worse=1))
+    made, told = planner(fleets)
+    assert {plan.hardware.gpu for plan in made.plans()} == {"quick"}
+    assert not made.resume(has_store=False, limit=16.0), "sixteen slow ones cost as much"
+    assert made.resume(has_store=False, limit=18.0)
+    assert [(plan.hardware.gpu, plan.price) for plan in made.plans()] == [
+        ("quick", 15.0),
+        ("quick", 15.0),
+        ("slow", 16.0),
+        ("slow", 16.0),
+    ]
+    assert made.stopped == []
+    assert len(told) == 1
+
+
+def test_what_was_too_dear_is_told_by_what_is_known_in_the_end() -> None:
+    made, _ = planner(Fleets(needs(quick=5, slow=30, worse=1)))
+    made.plans()
+    assert "17 replicas at least cost 17, and 15 is enough" in made.stopped[0].why
+    assert not made.resume(has_store=False, limit=16.5)
+    assert "17 replicas at least cost 17, and 16.5 is enough" in made.stopped[0].why

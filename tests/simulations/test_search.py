@@ -63,3 +63,18 @@ def test_what_is_known_not_to_hold_and_what_is_still_to_come_is_told() -> None:
 def test_a_start_outside_is_refused(start: int, at_most: int) -> None:
     with pytest.raises(ValueError, match="start must be from 1"):
         Search(["a"], start=start, at_most=at_most)
+
+
+def test_what_is_paused_goes_on_where_it_was() -> None:
+    search = Search(["a", "b"], start=4, at_most=64)
+    search.told("a", 4, is_held=False)
+    before = dict(search.wanted())["a"]
+    search.pause("a")
+    assert [option for option, _ in search.wanted()] == ["b"]
+    assert search.least("a") == 5
+    search.resume("a")
+    assert dict(search.wanted()) == {"a": before, "b": 4}
+    search.pause("a")
+    search.drop("a")
+    search.resume("a")
+    assert dict(search.wanted()) == {"b": 4}
