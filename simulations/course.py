@@ -32,6 +32,7 @@ class Course:
         self._outputs = array("q")  # whoever plays answers token by token makes one for each
         self._chosen = array("q", [REFUSED]) * count
         self._missed = [0, 0, 0, 0]
+        self._lost_tokens = 0  # of the last of these, by restarts
         self._end = 0.0
         self._links: Divided | None = None
         """What replicas load over, where they share it."""
@@ -93,4 +94,5 @@ class Course:
             busy=busy,
             seconds=self._end,
             loading=loading if any(loading) else [],
+            forgotten=self._lost_tokens,
         )

@@ -33,6 +33,7 @@ from simulations.detailed_fleet import DetailedFleet, prefill_speed, told
 from simulations.divided import Divided
 from simulations.engine import Engine
 from simulations.engine_values import EngineConfig, EngineRequest, ScheduledStep
+from simulations.forgotten import Forgotten
 from simulations.given_keys import GivenKeys, proof
 from simulations.hub import Hub
 from simulations.keys import TraceKeys
@@ -116,6 +117,7 @@ class Play(Course):
         self._quiet = 0  # ticks in which nothing began
         self._computed: set[int] = set()  # keys that somebody has had
         self._explained: set[int] = set()  # and those of prompts whose first token has come
+        self._forgotten = Forgotten()
 
     def _full_speed(self) -> float:
         """Prompt tokens a second of all replicas that compute at once."""
@@ -218,7 +220,8 @@ class Play(Course):
             self._push(now, self._arrive, request, attempt + 1, came)
             return
         name = f"{request}/{attempt}"
-        self._open[request] = Sent(gateway, decision, self._known(keys, tokens))
+        known = self._known(keys, tokens)
+        self._open[request] = Sent(gateway, decision, known, self._forgotten_of(keys, known))
         replica.sent[name] = request
         most = most_loaded(decision.hint)
         engine.add(EngineRequest(name, KeyPrompt(tokens, keys), self._trace.outputs[request], max_load_tokens=most))
@@ -337,6 +340,7 @@ class Play(Course):
         for event in events:
             if isinstance(event, BlockStored):
                 self._computed.update(event.block_hashes)
+                self._forgotten.stored(event.block_hashes)
         if settings.event_loss and self._dice.random() < settings.event_loss:
             return
         self._push(now + settings.event_lag, self._hear, replica, replica.life, events, stored)
@@ -383,6 +387,11 @@ class Play(Course):
     def _die(self, now: float, replica: PlayedReplica, down: float) -> None:
         """The engine is gone; requests that had not begun are sent elsewhere, the others are lost for their clients."""
         lost = list(replica.sent.values())
+        if replica.engine is not None:
+            others = [
+                each.engine.cached() for each in self._replicas if each is not replica and each.engine is not None
+            ]
+            self._forgotten.lost(replica.engine.cached(), others)
         replica.engine, replica.step, replica.life = None, None, replica.life + 1
         replica.loading_seconds += replica.reader.loading_seconds
         replica.reader, replica.writer = Reader(), Reader()
@@ -466,6 +475,9 @@ class Play(Course):
     def _known(self, keys: Sequence[int], tokens: int) -> int:
         return known_tokens(keys, tokens, self._settings.block_size, self._computed)
 
+    def _forgotten_of(self, keys: Sequence[int], known: int) -> tuple[int, ...]:
+        return self._forgotten.places(keys[: known // self._settings.block_size])
+
     def _seen(self, _: int, sent: Sent) -> Iterable[Candidate]:
         """The replicas that a request could have hit, as its gateway saw them."""
         return sent.decision.candidates
@@ -476,8 +488,11 @@ class Play(Course):
         tokens, keys, size = self._trace.inputs[request], self._keys.of(request), self._settings.block_size
         begun = known_tokens(keys, tokens, size, self._explained)
         self._explained.update(keys[: tokens // size])
-        for at, missed in enumerate(reasons(tokens, cached, sent.known, best, begun)):
+        why = reasons(tokens, cached, sent.known, best, begun)
+        for at, missed in enumerate(why):
             self._missed[at] += missed
+        begin = max(cached, min(best, sent.known)) // size
+        self._lost_tokens += min(why[3], size * sum([at >= begin for at in sent.forgotten]))
 
 
 def exchanges(gateways: Sequence[Router], interval: float | None) -> list[Exchange]:

@@ -43,6 +43,7 @@ class _Prompt(msgspec.Struct):
     decision: Decision
     name: str
     known: int
+    forgotten: tuple[int, ...]
     cached: int = 0
     is_kept: bool = False
 
@@ -68,9 +69,10 @@ class SplitPlay(Play):
             except RequestError:  # all of them are gone since it was split: who answers computes it
                 super()._send(now, gateway, held)
                 return
-            known = self._known(self._keys.of(request), self._trace.inputs[request])
+            keys = self._keys.of(request)
+            known = self._known(keys, self._trace.inputs[request])
             name = f"{request}/{held.attempt}/prompt"
-            self._prompts[request] = _Prompt(gateway, held, decision, name, known)
+            self._prompts[request] = _Prompt(gateway, held, decision, name, known, self._forgotten_of(keys, known))
             self._place(now, gateway, Held(request, held.attempt, held.came, decision, Part.PREFILL))
         else:
             super()._send(now, gateway, held)
@@ -87,7 +89,7 @@ class SplitPlay(Play):
     def _answer(self, now: float, request: int) -> None:
         """The second leg."""
         prompt, tokens, answer = self._prompts[request], self._trace.inputs[request], self._trace.outputs[request]
-        self._open[request] = Sent(prompt.gateway, prompt.whole.decision, prompt.known)
+        self._open[request] = Sent(prompt.gateway, prompt.whole.decision, prompt.known, prompt.forgotten)
         wanted = EngineRequest(_name(prompt.whole), self._key_prompt(request), answer, remote_tokens=tokens)
         if not self._add(now, self._replica(prompt.whole.decision), wanted, request):
             self._begin_anew(now, request, prompt=None, whole=Outcome.UNREACHABLE)

@@ -37,7 +37,7 @@ from simulations.traces.trace import Trace
 
 T = TypeVar("T")
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Of stored runs: grows when a run of the same case would bring something else."""
 
 

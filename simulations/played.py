@@ -30,6 +30,7 @@ class Sent(msgspec.Struct):
     gateway: int
     decision: Decision
     known: int  # leading tokens of the prompt that somebody had computed before
+    forgotten: tuple[int, ...] = ()  # blocks of these, by their place, that restarts have thrown away
     has_begun: bool = False
     cached: int = 0  # tokens that the engine says it had, or has loaded
 

@@ -55,6 +55,7 @@ class Run(msgspec.Struct, frozen=True):
         busy: by replica, seconds of prefill (simple model) or of steps (engine model).
         seconds: from the first arrival to the last end.
         loading: by replica, seconds for which its link carried what it loads; empty where nothing is loaded.
+        forgotten: of the evicted tokens, those that nobody evicted: a restart has thrown them away.
     """
 
     trace: str
@@ -73,6 +74,7 @@ class Run(msgspec.Struct, frozen=True):
     busy: list[float]
     seconds: float
     loading: list[float] = []
+    forgotten: int = 0
 
 
 class Summary(msgspec.Struct, frozen=True):

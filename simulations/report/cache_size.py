@@ -4,7 +4,6 @@ Knows the best cell, those that differ from it in one thing, and the bounds. Nev
 out and was not run is called an estimate.
 """
 
-import math
 from typing import TYPE_CHECKING, Final
 
 from simulations.report.comparison import HIT_TIES, Cell, alike, cache_settings, is_faster
@@ -18,6 +17,7 @@ from simulations.report.finding import (
     of_size,
     sureness,
 )
+from simulations.report.lru_curve import lru
 from simulations.report.sizing import BUSY
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ def cache(best: Cell, every: list[Cell], bounds: "BoundFacts | None") -> Finding
 
     pool, size = best.fleet.pool_tokens, best.fleet.cache_tokens
     because = [f"Under {best.policy}, eviction costs {points(best.evicted)} of hit, routing {points(best.elsewhere)}."]
+    if best.forgotten:
+        because.append(f"Restarts cost {points(best.forgotten)}: what they throw away no cache would have had.")
     tried = sorted(
         (cell for cell in alike(best, every, "cache_tokens", *cache_settings(every)) if cell.served),
         key=lambda cell: cell.fleet.cache_tokens or 0,
@@ -69,7 +71,7 @@ def cache(best: Cell, every: list[Cell], bounds: "BoundFacts | None") -> Finding
         )
     if bounds is None:
         return finding("More would help", weighed, Certainty.MEASURED)
-    gained = max(0.0, min(best.evicted, _lru(bounds, 2 * pool) - _lru(bounds, pool)))
+    gained = max(0.0, min(best.evicted, lru(bounds, 2 * pool) - lru(bounds, pool)))
     answer = f"{weighed} Twice the cache should bring about {points(gained)} of it back, and"
     answer += f" leave {percent(gained / max(1e-9, 1 - best.hit.mean))} less to compute."
     if gained < COSTLY:
@@ -81,10 +83,10 @@ def cache(best: Cell, every: list[Cell], bounds: "BoundFacts | None") -> Finding
 
 def _of_curve(bounds: "BoundFacts", pool: int) -> list[str]:
     """What one cache would hit, of this size and of others."""
-    now = _lru(bounds, pool)
+    now = lru(bounds, pool)
     lines = [
         f"One LRU cache as large as all of them together ({count(pool)} tokens) would hit {percent(now)}, one twice as large "
-        f"{percent(_lru(bounds, 2 * pool))}, and one that forgets nothing {percent(bounds.infinite)}."
+        f"{percent(lru(bounds, 2 * pool))}, and one that forgets nothing {percent(bounds.infinite)}."
     ]
     exact = bounds.pool_of(pool)
     if exact is not None and exact.belady - now > COSTLY:
@@ -115,21 +117,3 @@ def _smallest(tried: list[Cell], best: Cell, size: int) -> Cell | None:
         ):
             return cell
     return None
-
-
-def _lru(bounds: "BoundFacts", tokens: int) -> float:
-    """The curve at a size, straight between its points on a log axis."""
-    exact = bounds.pool_of(tokens)
-    if exact is not None:
-        return exact.lru
-    sizes, hits = bounds.curve_tokens, bounds.curve_hits
-    if not sizes or tokens <= 0:
-        return 0.0
-    if tokens >= sizes[-1]:
-        return bounds.infinite
-    if tokens <= sizes[0]:
-        return hits[0] * tokens / sizes[0]
-    after = next(at for at, size in enumerate(sizes) if size >= tokens)
-    low, high = sizes[after - 1], sizes[after]
-    way = math.log(tokens / low) / math.log(high / low)
-    return hits[after - 1] + way * (hits[after] - hits[after - 1])

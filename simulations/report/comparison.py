@@ -54,7 +54,9 @@ class Fleet(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One policy on one fleet, over its seeds. ``misses`` are shares of prompt tokens: first, in flight, elsewhere, evicted.
+    """One policy on one fleet, over its seeds. ``misses`` are shares of prompt tokens: first, in flight, elsewhere, evicted,
+    and ``forgotten`` is what of the evicted ones restarts have thrown away. ``down`` is the share of the replicas' time that
+    they were down.
 
     ``tpot_mean`` is None where answers were not played token by token (``simulations.results.Summary``).
     """
@@ -71,6 +73,8 @@ class Cell(msgspec.Struct, frozen=True):
     prompt_busy: float
     prompt_work: float
     link_busy: float
+    down: float
+    forgotten: float
     refused: float
     served: bool
 
@@ -94,7 +98,8 @@ class Cell(msgspec.Struct, frozen=True):
 
     @property
     def evicted(self) -> float:
-        return self.misses[3]
+        """What a larger cache would have had."""
+        return max(0.0, self.misses[3] - self.forgotten)
 
 
 def fleet_of(result: Result) -> Fleet:
@@ -244,6 +249,8 @@ def _cell(policy: str, fleet: Fleet, group: list[Result]) -> Cell:
         prompt_busy=over(lambda each: each.prompt_busy).mean,
         prompt_work=over(lambda each: each.prompt_work).mean,
         link_busy=over(lambda each: each.link_busy).mean,
+        down=over(lambda each: each.down).mean,
+        forgotten=share(lambda each: each.forgotten),
         refused=sum(each.summary.refused for each in group) / requests if requests else 0.0,
         served=bool(served),
     )

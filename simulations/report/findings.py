@@ -65,10 +65,12 @@ def find(
 
 
 def _tokens(best: Cell, bounds: "BoundFacts | None") -> Finding:
-    first, in_flight, elsewhere, evicted = map(of_a_hundred, best.misses)
+    first, in_flight, elsewhere, _ = map(of_a_hundred, best.misses)
+    lost = f", {of_a_hundred(best.forgotten)} were lost in restarts" if best.forgotten else ""
+    evicted = of_a_hundred(best.evicted)
     answer = (
         f"Of 100 prompt tokens under {best.policy}, {of_a_hundred(best.hit.mean)} came from a cache, and {first} nobody had "
-        f"computed before. {evicted} had been evicted (the cache), {elsewhere} lay on another replica (the routing), and "
+        f"computed before. {evicted} had been evicted (the cache){lost}, {elsewhere} lay on another replica (the routing), and "
         f"{in_flight} were just being computed (the timing)."
     )
     because = []

@@ -6,10 +6,11 @@ shown.
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from simulations.detailed_fleet import Restart
 from simulations.results import REFUSED, Misses, Run, Summary, quantile, summarise
 
 BINS: Final = 60
@@ -17,6 +18,9 @@ BINS: Final = 60
 
 ROWS: Final = 64
 """Of a larger fleet, neighbours share a row."""
+
+_Spans: TypeAlias = list[tuple[float, float]]
+"""From when to when, in seconds."""
 
 SHARES: Final = (*(at / 100 for at in range(100)), 0.995, 0.999, 0.9999)
 """The quantiles that stand for a distribution."""
@@ -35,12 +39,14 @@ class Result(msgspec.Struct, frozen=True):
         ceiling_by_time: what a cache that forgets nothing would have had of them; empty where nobody says.
         ttfts: seconds, at ``SHARES``; empty where nothing was served.
         prompt_busy: the share of the time that a replica had prompts to compute: somebody waited there for the first token. Up
-            to the last arrival, as what comes after that is less and less.
+            to the last arrival, as what comes after that is less and less. Who is down after a restart has no time.
         busy_by_time: the same by row of replicas and step.
         rows: how many replicas share a row; the last may have fewer.
         prompt_work: the same as ``prompt_busy``, with all that was still to be computed when the last one came: above 1, more
             came than could be computed. With a split, of the replicas that compute prompts: seconds of their steps.
         link_busy: the share of the same time for which a link carried what its replica loads, over the replicas that load.
+        down: the share of the time up to the last arrival for which replicas were down after restarts.
+        forgotten: as in the run.
     """
 
     policy: str
@@ -60,6 +66,8 @@ class Result(msgspec.Struct, frozen=True):
     rows: int
     prompt_work: float = 0.0
     link_busy: float = 0.0
+    down: float = 0.0
+    forgotten: int = 0
 
 
 def result_of(run: Run, *, cache_tokens: int | None = None, infinite: Sequence[int] | None = None) -> Result:
@@ -74,7 +82,9 @@ def result_of(run: Run, *, cache_tokens: int | None = None, infinite: Sequence[i
     rows = -(-run.replicas // ROWS) if run.replicas else 1
     busy = _busy(run, served)
     span = max(run.arrivals, default=0.0) or run.seconds
-    waited = sum([min(end, span) - begin for spans in busy for begin, end in spans if begin < span])
+    downs = downtimes(run.settings, run.replicas)
+    up = [span - _within(spans, 0.0, span) for spans in downs]
+    working = _working(busy, downs)
     return Result(
         policy=run.policy,
         seed=run.seed,
@@ -88,11 +98,13 @@ def result_of(run: Run, *, cache_tokens: int | None = None, infinite: Sequence[i
         hit_by_time=_shares(run, run.hits, served, width),
         ceiling_by_time=[] if infinite is None else _shares(run, infinite, served, width),
         ttfts=[_short(quantile(ttfts, share)) for share in SHARES] if ttfts else [],
-        prompt_busy=waited / (span * run.replicas) if span > 0 and run.replicas else 0.0,
+        prompt_busy=_share([_within(spans, 0.0, span) for spans in working], up),
         busy_by_time=_grid(busy, width, rows),
         rows=rows,
-        prompt_work=_work(run, busy, span),
-        link_busy=_link_busy(run, span),
+        prompt_work=_work(run, working, up),
+        link_busy=_link_busy(run, up),
+        forgotten=run.forgotten,
+        down=1 - sum(up) / (span * run.replicas) if span > 0 and run.replicas else 0.0,
     )
 
 
@@ -111,17 +123,54 @@ def table_of(settings: Mapping[str, object], name: str) -> dict[str, Any]:
         return {}
 
 
-def _work(run: Run, busy: list[list[tuple[float, float]]], span: float) -> float:
-    if span <= 0 or not run.replicas:
-        return 0.0
+def downtimes(settings: Mapping[str, object], replicas: int) -> list[_Spans]:
+    """By replica, from when to when it was down, by a run's settings; in order, and none meets the next."""
+    down: list[_Spans] = [[] for _ in range(replicas)]
+    text = settings.get("restarts")
+    if not isinstance(text, str):
+        return down
+    for restart in sorted(msgspec.json.decode(text, type=list[Restart]), key=lambda each: each.at):
+        spans, end = down[restart.replica], restart.at + restart.down
+        if spans and restart.at <= spans[-1][1]:  # who dies again while it is down comes back by the later one
+            spans[-1] = spans[-1][0], end
+        else:
+            spans.append((restart.at, end))
+    return down
+
+
+def _within(spans: _Spans, begin: float, end: float) -> float:
+    """How much of this time the spans cover."""
+    return sum([max(0.0, min(last, end) - max(first, begin)) for first, last in spans])
+
+
+def _working(busy: Sequence[_Spans], downs: Sequence[_Spans]) -> list[_Spans]:
+    """The spans of each replica without those in which it was down: who waits then, waits for it to come back."""
+    made = []
+    for spans, down in zip(busy, downs, strict=True):
+        for first, last in down:
+            spans = [  # noqa: PLW2901 - cut once for each of them
+                part
+                for begin, end in spans
+                for part in ((begin, min(end, first)), (max(begin, last), end))
+                if part[0] < part[1]
+            ]
+        made.append(spans)
+    return made
+
+
+def _share(times: Sequence[float], of: Sequence[float]) -> float:
+    return sum(times) / total if (total := sum(of)) > 0 else 0.0
+
+
+def _work(run: Run, working: Sequence[_Spans], up: Sequence[float]) -> float:
     if prefill := split_of(run.settings):
-        return sum(run.busy[:prefill]) / (span * prefill)
-    return sum([end - begin for spans in busy for begin, end in spans]) / (span * run.replicas)
+        return _share(run.busy[:prefill], up[:prefill])
+    return _share([end - begin for spans in working for begin, end in spans], up)
 
 
-def _link_busy(run: Run, span: float) -> float:
-    loading = run.loading[split_of(run.settings) :]
-    return sum(loading) / (span * len(loading)) if loading and span > 0 else 0.0
+def _link_busy(run: Run, up: Sequence[float]) -> float:
+    split = split_of(run.settings)
+    return _share(run.loading[split:], up[split:])
 
 
 def _short(value: float) -> float:
@@ -147,7 +196,7 @@ def _shares(run: Run, tokens: Sequence[int], served: list[int], width: float) ->
     return [_short(some / all_) if all_ else None for some, all_ in zip(had, asked, strict=True)]
 
 
-def _busy(run: Run, served: list[int]) -> list[list[tuple[float, float]]]:
+def _busy(run: Run, served: list[int]) -> list[_Spans]:
     """By replica, from when to when somebody waited for the first token; in order, and none meets the next."""
     waits: list[list[tuple[float, float]]] = [[] for _ in range(run.replicas)]
     for at in served:
@@ -165,7 +214,7 @@ def _busy(run: Run, served: list[int]) -> list[list[tuple[float, float]]]:
     return busy
 
 
-def _grid(busy: list[list[tuple[float, float]]], width: float, rows: int) -> list[list[float]]:
+def _grid(busy: list[_Spans], width: float, rows: int) -> list[list[float]]:
     grid = [array("d", bytes(8 * BINS)) for _ in range(-(-len(busy) // rows))]
     for replica, spans in enumerate(busy):
         row = grid[replica // rows]

@@ -20,6 +20,7 @@ from simulations.report.finding import (
     replicas,
     sureness,
 )
+from simulations.report.lru_curve import lru
 from simulations.report.result import split_of
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def fleet(best: Cell, every: list[Cell], bounds: "BoundFacts | None", target: fl
             f"{percent(best.refused)} of the requests were refused: first give replicas a cache that they fit into."
         )
         return finding("Not by number", answer, Certainty.MEASURED)
-    return finding(*(_estimated_sides(best, split) if split else _estimated(best)), Certainty.ESTIMATE)
+    return finding(*(_estimated_sides(best, split) if split else _estimated(best, bounds)), Certainty.ESTIMATE)
 
 
 # What was run
@@ -108,9 +109,36 @@ def _enough(have: int, load: float) -> int:
     return max(1, math.ceil(have * load / BUSY - 1e-9))
 
 
+def _fewer(best: Cell, load: float, bounds: "BoundFacts | None") -> int:
+    """As many as do the work with short queues, where that is fewer than there are: what smaller caches evict comes to it."""
+    have, size = best.fleet.replicas, best.fleet.cache_tokens
+    fewest = _enough(have, load)
+    if bounds is None or size is None or best.hit.mean >= 1:
+        return fewest
+    now = lru(bounds, have * size)
+    for fewer in range(fewest, have):
+        lost = max(0.0, now - lru(bounds, fewer * size))
+        if _enough(have, load * (1 + lost / (1 - best.hit.mean))) <= fewer:
+            return fewer
+    return max(fewest, have)
+
+
+def _unplayed(fewer: int, have: int) -> str:
+    """That nobody may rely on such a number before it was run."""
+    tried = [have]
+    while tried[-1] > fewer:
+        tried.append(max(fewer, tried[-1] // 2))
+    return (
+        "That is a lower bound and was not run: fewer caches and longer queues may take more. Run it before you take any away "
+        f"(--sweep replicas={','.join(map(str, tried))})."
+    )
+
+
 def _of_time(best: Cell, bounds: "BoundFacts | None") -> list[str]:
     have, load = best.fleet.replicas, _load(best)
     told = f"With {replicas(have)}, prompts keep each busy {percent(best.prompt_busy)} of the time"
+    if best.down:
+        told += f" that it is there ({percent(best.down)} they were down after restarts)"
     if load > 1:
         told += f", and {times(load)} as much comes as they can compute meanwhile; the rest is computed after the last arrival"
     because = [
@@ -124,25 +152,27 @@ def _of_time(best: Cell, bounds: "BoundFacts | None") -> list[str]:
     return because
 
 
-def _estimated(best: Cell) -> tuple[str, str]:
-    have, needed = best.fleet.replicas, _enough(best.fleet.replicas, _load(best))
+def _estimated(best: Cell, bounds: "BoundFacts | None") -> tuple[str, str]:
+    have, load = best.fleet.replicas, _load(best)
+    needed = _enough(have, load)
     if best.prompt_busy >= FULL:
         answer = f"{replicas(have)} are {percent(best.prompt_busy)} busy with prompts: it would take about {needed}."
-        if _load(best) > 1:
+        if load > 1:
             answer = (
-                f"{times(_load(best))} as much comes as {replicas(have)} can compute meanwhile, so queues grow for as long as "
-                f"it comes: it would take about {needed}. Run that, as queues also change what caches hold."
+                f"{times(load)} as much comes as {replicas(have)} can compute meanwhile, so queues grow for as long as it "
+                f"comes: it would take about {needed}. Run that, as queues also change what caches hold."
             )
         return f"More than {have}", answer
     if needed > have:
         return (
             f"About {needed}",
-            f"{replicas(have)} carry it, with long queues in bursts; about {needed} would leave room.",
+            f"{replicas(have)} carry it, with long queues in bursts; about {needed} would leave room. That was not run.",
         )
+    needed = _fewer(best, load, bounds)
     if needed < have:
-        return f"About {needed} could do", (
-            f"{have} have time to spare. {replicas(needed)} could do the work, if first tokens may come later: now 95 % come "
-            f"within {p95(best)}."
+        return f"{needed} at least", (
+            f"{have} have time to spare, and the work alone takes {needed}. {_unplayed(needed, have)} Now 95 % of first tokens "
+            f"come within {p95(best)}."
         )
     return f"About {have}, as it is", f"95 % of first tokens come within {p95(best)}."
 
@@ -174,5 +204,8 @@ def _estimated_sides(best: Cell, split: int) -> tuple[str, str]:
         verdict = f"About {needed}"
         return verdict, f"{slow[0].upper()}{slow[1:]} have too much to do: it would take about {sides}; {now}."
     if needed < have:
-        return f"About {needed} could do", f"Those that compute prompts have time to spare: {sides} could do; {now}."
+        return f"{needed} at least", (
+            f"Those that compute prompts have time to spare, and the work alone takes {sides}. That is a lower bound, and was "
+            f"not run: run it before you take any away; {now}."
+        )
     return f"About {needed}", f"{sides} would do rather than {split} and {answering}; {now}."

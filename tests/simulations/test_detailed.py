@@ -346,6 +346,7 @@ def test_a_restart_forgets_what_was_cached() -> None:
     assert list(played(trace_of(*again), changed(replicas=1)).hits) == [0, 40, 40]
     run = played(trace_of(*again), changed(replicas=1, restarts=(Restart(15.0, 0, 1.0),)))
     assert list(run.hits) == [0, 40, 0]
+    assert (run.misses.evicted, run.forgotten) == (40, 40), "nobody has evicted it"
     assert list(run.ttfts) == pytest.approx([0.041, 0.01, 0.041])
 
 

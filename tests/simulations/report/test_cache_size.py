@@ -1,5 +1,6 @@
 """``simulations/report/cache_size.py``: how much cache, as runs show it, and as the curve lets guess."""
 
+import msgspec
 import pytest
 
 from simulations.report.document import Document
@@ -69,3 +70,13 @@ def test_caches_of_unknown_size_can_be_too_small(with_bounds: bool) -> None:
 def test_what_the_order_of_eviction_costs_is_named() -> None:
     finding = found("cache", result(cache_tokens=640))  # 160 blocks together
     assert any("the order of eviction" in each for each in finding.because)
+
+
+def test_what_restarts_have_thrown_away_is_no_want_of_cache() -> None:
+    made = result(evicted=0.1)
+    restarted = report(msgspec.structs.replace(made, forgotten=int(0.96 * made.misses.evicted)))
+    assert found("cache", of=report(made)).verdict == "More would pay"
+    finding = found("cache", of=restarted)
+    assert finding.verdict == "Enough as it is"
+    assert "Restarts cost 9.6 points: what they throw away no cache would have had." in finding.because
+    assert "0.4 had been evicted (the cache), 9.6 were lost in restarts" in found("tokens", of=restarted).answer

@@ -4,8 +4,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from simulations.detailed_fleet import Disaggregation
-from simulations.report.result import BINS, ROWS, SHARES, result_of, split_of, table_of
+from simulations.detailed_fleet import Disaggregation, Restart
+from simulations.report.result import BINS, ROWS, SHARES, downtimes, result_of, split_of, table_of
 from simulations.results import REFUSED
 from tests.support.runs import run
 
@@ -49,6 +49,34 @@ def test_a_replica_is_busy_while_somebody_waits_for_the_first_token() -> None:
 
     late = result_of(msgspec.structs.replace(some, chosen=chosen, ttfts=array("d", [99.0] * 5)))
     assert late.prompt_busy == (48 + 12) / 96
+
+
+@pytest.mark.parametrize(
+    ("restarts", "down"),
+    [
+        ([], [[], []]),
+        ([(5.0, 1, 2.0)], [[], [(5.0, 7.0)]]),
+        ([(9.0, 0, 1.0), (5.0, 0, 2.0)], [[(5.0, 7.0), (9.0, 10.0)], []]),
+        ([(5.0, 0, 9.0), (6.0, 0, 2.0)], [[(5.0, 8.0)], []]),
+    ],
+    ids=["none", "one", "two", "again while it is down"],
+)
+def test_when_replicas_were_down(
+    restarts: list[tuple[float, int, float]], down: list[list[tuple[float, float]]]
+) -> None:
+    settings = {"restarts": msgspec.json.encode([Restart(*each) for each in restarts]).decode()}
+    assert downtimes(settings, 2) == down
+    assert downtimes({}, 2) == [[], []]
+
+
+def test_a_replica_that_is_down_is_neither_busy_nor_idle() -> None:
+    restarts = [Restart(at=6.0, replica=0, down=12.0), Restart(at=40.0, replica=1, down=100.0)]
+    settings: dict[str, Any] = {"restarts": msgspec.json.encode(restarts).decode()}
+    some = run(requests=5, replicas=2, step=12.0, settings=settings)
+    chosen, ttfts = array("q", [0, 0, 0, 1, REFUSED]), array("d", [20.0, 30.0, 6.0, 7.5, 0.0])
+    made = result_of(msgspec.structs.replace(some, chosen=chosen, ttfts=ttfts))
+    assert made.down == pytest.approx((12 + 8) / 96)
+    assert made.prompt_busy == made.prompt_work == pytest.approx((42 - 12 + 40 - 36) / (96 - 20))
 
 
 def test_large_fleets_share_rows() -> None:

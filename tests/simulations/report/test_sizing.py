@@ -1,15 +1,16 @@
 """``simulations/report/sizing.py``: how many replicas, as runs of several numbers show it, and as one run lets guess."""
 
+from array import array
 from typing import Any
 
 import msgspec
 import pytest
 
-from simulations.detailed_fleet import Disaggregation
+from simulations.detailed_fleet import Disaggregation, Restart
 from simulations.report.document import Document
 from simulations.report.finding import Certainty, Finding
-from simulations.report.result import Result
-from tests.support.runs import report, result
+from simulations.report.result import Result, result_of
+from tests.support.runs import report, result, run
 
 
 def found(topic: str, *results: Result, of: Document | None = None) -> Finding:
@@ -22,13 +23,40 @@ def found(topic: str, *results: Result, of: Document | None = None) -> Finding:
         (0.97, "More than 4"),
         (0.8, "About 5"),
         (0.65, "About 4, as it is"),
-        (0.3, "About 2 could do"),
-        (0.0, "About 1 could do"),
+        (0.3, "2 at least"),
+        (0.0, "1 at least"),
     ],
 )
 def test_one_size_of_fleet_gives_an_estimate(prompt_busy: float, verdict: str) -> None:
-    finding = found("replicas", result(prompt_busy=prompt_busy))
+    finding = found("replicas", result(prompt_busy=prompt_busy, cache_tokens=None))
     assert (finding.verdict, finding.certainty) == (verdict, Certainty.ESTIMATE)
+
+
+@pytest.mark.parametrize(("have", "sweep"), [(4, "4,2"), (40, "40,20,12")])
+def test_fewer_are_a_lower_bound_that_has_to_be_run(have: int, sweep: str) -> None:
+    finding = found("replicas", result(prompt_busy=0.21, replicas=have, cache_tokens=None))
+    assert f"That is a lower bound and was not run: {'fewer caches'}" in finding.answer
+    assert f"(--sweep replicas={sweep})" in finding.answer
+    assert "could do" not in finding.answer
+
+
+@pytest.mark.parametrize(("cache_tokens", "verdict"), [(80, "4 at least"), (10_000, "3 at least")])
+def test_what_smaller_caches_would_evict_counts_where_fewer_are_told(cache_tokens: int, verdict: str) -> None:
+    """Three caches of 80 tokens hit a good deal less than eight of them; three of 10,000 hit all that there is."""
+    made = report(result(prompt_busy=0.22, replicas=8, hit=0.66, cache_tokens=cache_tokens))
+    assert found("replicas", of=made).verdict == verdict
+
+
+def test_who_is_down_after_restarts_is_not_idle() -> None:
+    def served_by_two(restarts: list[Restart]) -> Finding:
+        made = run(requests=400, ttft=0.9, settings={"restarts": msgspec.json.encode(restarts).decode()})
+        two = array("q", [3 * (at % 2) for at in range(400)])
+        return found("replicas", result_of(msgspec.structs.replace(made, chosen=two)))
+
+    assert served_by_two([]).verdict == "2 at least"
+    down = served_by_two([Restart(at=0.0, replica=replica, down=1e6) for replica in (1, 2)])
+    assert down.verdict == "3 at least"
+    assert any("of the time that it is there (50.0 % they were down after restarts)" in each for each in down.because)
 
 
 def sweep(*sizes: tuple[int, float]) -> list[Result]:
@@ -81,10 +109,8 @@ def test_where_more_comes_than_can_be_computed_the_estimate_grows_with_it() -> N
     assert "1.7 times as much comes as 4 replicas can compute" in finding.answer
     assert "it would take about 10." in finding.answer
     assert any("At most 70 % would be 10 replicas" in each for each in finding.because)
-    at_the_end = msgspec.structs.replace(result(prompt_busy=0.5), prompt_work=1.7)
-    assert found("replicas", at_the_end).verdict == "About 3 could do", (
-        "who is mostly idle may be late with the last ones"
-    )
+    at_the_end = msgspec.structs.replace(result(prompt_busy=0.5, cache_tokens=None), prompt_work=1.7)
+    assert found("replicas", at_the_end).verdict == "3 at least", "who is mostly idle may be late with the last ones"
 
 
 def test_more_that_are_slower_are_told() -> None:
@@ -109,8 +135,13 @@ def split(prefill: int, replicas: int, work: float, links: float, busy: float = 
     ("work", "links", "verdict", "words"),
     [
         (0.6, 0.1, "About 6, as it is", "with 2 that compute prompts and 4 that answer"),
-        (0.3, 0.1, "About 5 could do", "1 that compute prompts and 4 that answer could do"),
-        (0.01, 0.0, "About 5 could do", "1 that compute prompts and 4 that answer could do"),
+        (
+            0.3,
+            0.1,
+            "5 at least",
+            "the work alone takes 1 that compute prompts and 4 that answer. That is a lower bound, and",
+        ),
+        (0.01, 0.0, "5 at least", "was not run: run it before you take any away; now 95 % of first tokens come within"),
         (
             1.4,
             0.1,
