@@ -99,7 +99,7 @@ class Runs:
 
 
 def _summary(case: Case, run: Run) -> Summary:
-    return summarise(run)
+    return summarise(run, case.fleet.blocks * case.fleet.block_size)
 
 
 def _fleets(wanted: Sequence[Wanted]) -> str:

@@ -4,6 +4,7 @@ Knows plans, what was stopped and what a store is worth, and how people read the
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
@@ -15,6 +16,7 @@ from simulations.moving import Moving, best, cost, money, words
 from simulations.planning import Plan, Stopped, Tried
 from simulations.report.figures import percent
 from simulations.report.figures import seconds as shown
+from simulations.report.short_sample import shortness, unsteadiness
 from simulations.results import Summary
 from simulations.targets import Target, worst
 
@@ -117,7 +119,23 @@ def _told(plan: Plan, all_plans: Sequence[Plan], targets: Sequence[Target]) -> I
     yield from _tried("simple", plan.replicas, plan.tried)
     if plan.was_confirmed:
         yield from _tried("detailed", plan.confirmed, plan.confirmed_tried)
+    yield from _sampled(plan, targets)
     yield f"{to_see}: {plan.line}"
+
+
+def _sampled(plan: Plan, targets: Sequence[Target]) -> Iterator[str]:
+    """Why another part of the trace, or a longer one, may ask for other fleets."""
+    sample = (plan.confirmed_summary or plan.summary).sample
+    if sample is None:
+        return
+    percentiles = [int(found[1]) for each in targets if (found := _PERCENTILE.fullmatch(each.figure)) is not None]
+    limit = min([each.seconds for each in targets if each.figure == "ttft_p95"], default=None)
+    told = [*shortness(sample, max(percentiles, default=95)), *filter(None, [unsteadiness(sample, limit)])]
+    if told:
+        yield f"The sample may be too short for that: {' '.join(told)} Plan with more of it (--first, or a longer trace)."
+
+
+_PERCENTILE: Final = re.compile(r"ttft_p(\d+)")
 
 
 DETAILED: Final = "the detailed model, which lets prompts and answers share steps"

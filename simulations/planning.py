@@ -18,8 +18,9 @@ from balancer.words import counted
 from simulations.bounds import bounds
 from simulations.hardware.estimate import Hardware
 from simulations.named_policies import NamedPolicy
+from simulations.quantiles import quantile
 from simulations.report.figures import seconds as shown
-from simulations.results import Summary, quantile
+from simulations.results import Summary
 from simulations.search import Search
 from simulations.simple import SimpleFleet
 from simulations.targets import Target, distance, worst

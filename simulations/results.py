@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
+from simulations.quantiles import quantile
+from simulations.sample import Sample, sample_of
+
 if TYPE_CHECKING:
     Floats: TypeAlias = array[float]
     Integers: TypeAlias = array[int]
@@ -83,7 +86,7 @@ class Summary(msgspec.Struct, frozen=True):
     ``hit`` is the share of prompt tokens that came from a cache (of requests that were served), ``spread`` the busiest
     replica's prefill seconds over the mean. ``latency_*`` is from arrival to the end of the answer, if it was not cut off;
     ``tpot_*`` is the time of each token behind the first, a mean for each answer, as vLLM's benchmark has it; None where
-    there are no such answers.
+    there are no such answers. ``sample`` is how far they may be trusted.
     """
 
     policy: str
@@ -102,15 +105,11 @@ class Summary(msgspec.Struct, frozen=True):
     latency_p95: float = 0.0
     tpot_mean: float | None = None
     tpot_p95: float | None = None
+    sample: Sample | None = None
 
 
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value at ``share`` of these, which are in order (nearest rank, rounded down); 0 of none."""
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
-
-
-def summarise(run: Run) -> Summary:
-    """The figures of a run."""
+def summarise(run: Run, cache_tokens: int | None = None) -> Summary:
+    """The figures of a run; ``cache_tokens`` are those of one replica, if anybody knows."""
     served = [at for at, replica in enumerate(run.chosen) if replica != REFUSED]
     ttfts = sorted([run.ttfts[at] for at in served])
     whole = [at for at in served if run.outputs[at]] if run.outputs else served
@@ -136,7 +135,15 @@ def summarise(run: Run) -> Summary:
         latency_p95=quantile(sorted(latencies), 0.95),
         tpot_mean=sum(paces) / len(paces) if paces else None,
         tpot_p95=quantile(paces, 0.95) if paces else None,
+        sample=_sample(run, served, cache_tokens),
     )
+
+
+def _sample(run: Run, served: Sequence[int], cache_tokens: int | None) -> Sample:
+    computed = sum([run.inputs[at] - run.hits[at] for at in served])
+    if run.settings.get("store"):  # what is loaded fills caches, too, and nobody has counted it
+        cache_tokens = None
+    return sample_of([run.ttfts[at] for at in served], computed, (cache_tokens or 0) * run.replicas)
 
 
 def _paces(run: Run) -> list[float]:

@@ -25,6 +25,7 @@ from simulations.report.finding import (
     sureness,
 )
 from simulations.report.result import Result
+from simulations.report.short_sample import shortness, unsteadiness
 from simulations.report.sizing import fleet
 from simulations.report.worth import worth
 
@@ -61,7 +62,25 @@ def find(
             Finding("routing", "Do I need cache-aware routing?", NOT_KNOWN, answer, [remedy], Certainty.UNKNOWN)
         )
     found.append(fleet(best, every, bounds, ttft_target))
-    return found + worth(best, every)
+    return found + worth(best, every) + _sample(best)
+
+
+def _sample(best: Cell) -> list[Finding]:
+    """Only where there is something to be said against it."""
+    sample = best.results[0].summary.sample
+    if sample is None:
+        return []
+    short, unsteady = shortness(sample), unsteadiness(sample)
+    if not short and not unsteady:
+        return []
+    answer = " ".join([*short, *filter(None, [unsteady])])
+    answer += " Play more of it (--first, or a longer trace), and see whether the figures stay."
+    because = [
+        f"Of {best.policy}, whose queues and caches began empty. Where traffic grows, or more comes than can be computed, the "
+        "second half is slower however long it lasts."
+    ]
+    verdict = "Too short" if short else "Its halves differ"
+    return [Finding("sample", "Is the sample long enough?", verdict, answer, because, Certainty.MEASURED)]
 
 
 def _tokens(best: Cell, bounds: "BoundFacts | None") -> Finding:

@@ -11,7 +11,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from simulations.detailed_fleet import Restart
-from simulations.results import REFUSED, Misses, Run, Summary, quantile, summarise
+from simulations.quantiles import quantile
+from simulations.results import REFUSED, Misses, Run, Summary, summarise
 
 BINS: Final = 60
 """Steps of time that a run is shown in."""
@@ -91,7 +92,7 @@ def result_of(run: Run, *, cache_tokens: int | None = None, infinite: Sequence[i
         replicas=run.replicas,
         settings=run.settings,
         cache_tokens=cache_tokens,
-        summary=summarise(run),
+        summary=summarise(run, cache_tokens),
         misses=run.misses,
         tokens=sum([run.inputs[at] for at in served]),
         bin_seconds=width,

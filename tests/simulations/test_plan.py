@@ -335,3 +335,13 @@ def test_what_is_wrong_is_one_line_that_names_the_flag(
     told = capsys.readouterr().err
     assert message in told
     assert len(told.strip().splitlines()) == 1
+
+
+def test_a_sample_that_is_too_short_is_told(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", trace, *PLANNED, "--policy", "predicted_ttft") == 0
+    told = capsys.readouterr().out
+    assert "\nThe sample may be too short for that: Caches were not yet full: all that was computed is" in told
+    assert "Of 24 requests 1 is beyond the 95th percentile." in told
+    assert "Plan with more of it (--first, or a longer trace)." in told
+    assert run("plan", trace, *PLANNED, "--policy", "predicted_ttft", "--slo", "ttft_p99=9s", "--no-confirm") == 0
+    assert "Of 24 requests 0 are beyond the 99th percentile." in capsys.readouterr().out

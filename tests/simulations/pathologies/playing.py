@@ -19,7 +19,8 @@ from simulations.detailed_fleet import DetailedFleet
 from simulations.detailed_play import Play
 from simulations.engine import Engine
 from simulations.engine_values import EngineRequest, ScheduledStep, StepResult
-from simulations.results import Run, quantile
+from simulations.quantiles import quantile
+from simulations.results import Run
 from simulations.sequences import KeyPrompt
 from simulations.traces.trace import NO_PAUSE, NO_SESSION, Trace, TraceBuilder
 
