@@ -156,7 +156,10 @@ def _estimated(best: Cell, bounds: "BoundFacts | None") -> tuple[str, str]:
     have, load = best.fleet.replicas, _load(best)
     needed = _enough(have, load)
     if best.prompt_busy >= FULL:
-        answer = f"{replicas(have)} are {percent(best.prompt_busy)} busy with prompts: it would take about {needed}."
+        answer = (
+            f"{replicas(have)} are {percent(best.prompt_busy)} busy with prompts: it would take about {needed}. Run that, as "
+            "queues also change what caches hold."
+        )
         if load > 1:
             answer = (
                 f"{times(load)} as much comes as {replicas(have)} can compute meanwhile, so queues grow for as long as it "
