@@ -127,9 +127,12 @@ class Confirming:
         return self._planner.price(plan, plan.confirmed or plan.replicas)
 
     def _order(self, plan: Plan) -> tuple[int, float, float, float, str]:
-        """Those that hold, then those that were not asked for, then those that do not hold; the cheapest first."""
+        """Those that hold and then those that were not asked for, the cheapest first; then the others, the nearest first."""
+        if not plan.was_confirmed:
+            return 1, plan.price, 0.0, plan.summary.ttft_p95, plan.policy
         if plan.confirmed_summary is None:
-            return 1 + plan.was_confirmed, plan.price, 0.0, plan.summary.ttft_p95, plan.policy
+            nearest = min([each.distance for each in plan.confirmed_tried])
+            return 2, nearest, plan.price, plan.summary.ttft_p95, plan.policy
         far = distance(self._targets, plan.confirmed_summary)
         return 0, self._cost(plan), far, plan.summary.ttft_p95, plan.policy
 

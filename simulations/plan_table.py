@@ -132,7 +132,9 @@ def _sampled(plan: Plan, targets: Sequence[Target]) -> Iterator[str]:
     limit = min([each.seconds for each in targets if each.figure == "ttft_p95"], default=None)
     told = [*shortness(sample, max(percentiles, default=95)), *filter(None, [unsteadiness(sample, limit)])]
     if told:
-        yield f"The sample may be too short for that: {' '.join(told)} Plan with more of it (--first, or a longer trace)."
+        whose = " (by figures of the simple model)" if plan.was_confirmed and plan.confirmed is None else ""
+        remedy = "Plan with more of it (--first, or a longer trace)."
+        yield f"The sample may be too short for that{whose}: {' '.join(told)} {remedy}"
 
 
 _PERCENTILE: Final = re.compile(r"ttft_p(\d+)")

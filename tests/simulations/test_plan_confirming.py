@@ -117,8 +117,9 @@ def test_a_device_that_was_too_dear_is_asked_for_where_the_cheapest_turns_out_de
 
 def test_where_none_holds_all_are_asked_for_and_each_says_why() -> None:
     simple = dict.fromkeys([(gpu, policy) for gpu in GPUS for policy in POLICIES], 2)
-    models = Models(simple, dict.fromkeys(simple, 400))
+    models = Models(simple, dict.fromkeys(simple, 400) | {("quick", "round_robin"): 300})
     plans = models.plans(GPUS, POLICIES)
+    assert (plans[0].hardware.gpu, plans[0].policy) == ("quick", "round_robin"), "the nearest"
     assert {(plan.hardware.gpu, plan.policy) for plan in plans} == set(simple)
     assert all(plan.was_confirmed and plan.confirmed is None and plan.at_least is None for plan in plans)
     assert all("with up to 40 replicas, the most there may be" in plan.unconfirmed for plan in plans)
