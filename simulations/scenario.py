@@ -17,11 +17,12 @@ import msgspec
 from balancer.errors import ConfigError
 from simulations.detailed_fleet import DetailedFleet
 from simulations.fleet_errors import said
-from simulations.fleet_tables import NONE, TABLES, remedy, spelled
+from simulations.fleet_tables import EXAMPLES, TABLES, remedy, spelled
 from simulations.grid import Case
 from simulations.hardware.estimate import Hardware, estimate
-from simulations.named_policies import NamedPolicy, parse, value_of
+from simulations.named_policies import NamedPolicy, parse
 from simulations.simple import SimpleFleet
+from simulations.written import Unreadable, read_values
 
 CACHE: Final = "cache"
 """Stands for ``blocks`` in tokens, in fleets and sweeps: what people know of a cache."""
@@ -36,8 +37,6 @@ _NUMBER: Final = re.compile(r"((?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)([kKmMgG
 
 Kind = Literal["simple", "detailed"]
 FLEETS: Final[dict[str, type[SimpleFleet] | type[DetailedFleet]]] = {"simple": SimpleFleet, "detailed": DetailedFleet}
-
-_BARE_NONE: Final = re.compile(r"(?:^|(?<=,))\s*none\s*(?=,|$)")
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -175,17 +174,24 @@ def sweep_of(text: str, flag: str = "--sweep") -> tuple[str, list[Any]]:
     Raises:
         ConfigError: it is none.
     """
-    field, equals, values = text.partition("=")
-    whole, tables = value_of(values), value_of(f"[{_BARE_NONE.sub(repr(NONE), values)}]")
-    if isinstance(whole, list):
-        found = [whole]
-    elif isinstance(tables, list) and any(isinstance(each, dict) for each in tables):
-        found = tables
-    else:
-        found = [number_of(value_of(each)) for each in values.split(",") if each.strip()]
+    field, equals, written = text.partition("=")
+    try:
+        found = [number_of(each) for each in read_values(written)]
+    except Unreadable as error:
+        raise ConfigError(f"{flag} {text}: {error}{_example(field)}") from error
     if not equals or not found:
         raise ConfigError(f"{flag} {text}: write a field of the fleet and what it is to be, as in {flag} replicas=4")
-    return field.strip().replace("-", "_"), found
+    return field_name(field), found
+
+
+def field_name(text: str) -> str:
+    """A field of the fleet as it is called, however a command line writes it."""
+    return text.strip().replace("-", "_")
+
+
+def _example(field: str) -> str:
+    example = EXAMPLES.get(field_name(field))
+    return "" if example is None else f", as in '{example}'"
 
 
 def number_of(value: Any) -> Any:

@@ -204,6 +204,31 @@ def test_a_sweep_on_the_command_line() -> None:
     assert sweep_of("closed_loop=true,false") == ("closed_loop", [True, False])
     assert sweep_of("store={gbits=25, latency=0},{}") == ("store", [{"gbits": 25, "latency": 0}, {}])
     assert sweep_of("store={gbits=25}", "--fleet") == ("store", [{"gbits": 25}])
+    assert sweep_of('store=none,25gbe,{link="10gbe",loads="always"}') == (
+        "store",
+        ["none", "25gbe", {"link": "10gbe", "loads": "always"}],
+    )
+    assert sweep_of("speeds=[1,1],[1,0.5]") == ("speeds", [[1, 1], [1, 0.5]])
+
+
+def test_a_table_on_the_command_line_takes_numbers_with_letters_and_words_without_quotes() -> None:
+    field, (table,) = sweep_of("store={link=25gbe,tokens=4G,loads=always}", "--fleet")
+    assert fleet_of("detailed", {field: table}) == DetailedFleet(
+        store=StoreSettings(gbits=22.5, tokens=4_000_000_000, loads="always")
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("store={gbits=25", "} is missing in '{gbits=25', as in 'store={link=\"25gbe\"}'"),
+        ("disaggregation={prefill}", "'prefill' in '{prefill}' is no field; write {field=value,field=value}, as in 'disagg"),
+        ("blocks=[1,2", "] is missing in '[1,2'"),
+    ],
+)  # fmt: skip
+def test_a_table_that_is_none_is_told_with_its_field_and_an_example(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match="^" + re.escape(f"--fleet {text}: {message}")):
+        sweep_of(text, "--fleet")
 
 
 @pytest.mark.parametrize("text", ["replicas", "replicas=", "replicas=,"])
