@@ -20,6 +20,7 @@ from balancer.errors import ConfigError
 from balancer.settings import check_url
 from balancer.words import counted, printable
 from simulations.fitting import COSTS, Fit, Sample, combined, fit, predicted
+from simulations.flags import once, refuse_unused
 from simulations.latency import LatencyModel
 from simulations.probing import Engine, Limits, Rates, read_rates
 
@@ -29,11 +30,16 @@ SHORT: Final = 32
 """Tokens of a prompt whose answer is decoded, where context is not to matter."""
 LONG: Final = 2048
 """The same where it is."""
+ASKING: Final = (
+    "model", "vocabulary", "lengths", "batches", "decode_tokens", "pause", "repeats", "max_num_batched_tokens", "seed",
+)  # fmt: skip
+"""Flags that say what is sent, and how."""
 PAUSE: Final = 0.5
 """Seconds. What is asked right after something else finds caches, clocks and threads awake, as few requests of a service do."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    once(parser)
     add = parser.add_argument
     add("url", metavar="URL", help="a vLLM server that has nothing else to do, like http://10.0.0.1:8000")
     add("--metrics", action="store_true", help="send nothing: two figures of what the engine has computed so far")
@@ -92,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     check_url("URL", args.url)
+    if args.metrics:
+        refuse_unused(args, ASKING, "--metrics", "--metrics sends nothing to the engine")
     least = {"--vocabulary": 2, "--decode-tokens": 8, "--repeats": 1, "--max-num-batched-tokens": 1}
     for flag, at_least in least.items():
         if getattr(args, flag[2:].replace("-", "_")) < at_least:

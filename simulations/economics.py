@@ -21,6 +21,7 @@ from balancer.economics.shape import CacheShape
 from balancer.economics.verdict import Verdict, judge
 from balancer.errors import ConfigError
 from balancer.model_files import read_config
+from simulations.flags import once, refuse_unused
 from simulations.hardware.estimate import COMPUTE_SHARE, Hardware, Model, device_named, estimate, model_named, models
 from simulations.latency import LatencyModel
 from simulations.report.figures import duration
@@ -61,6 +62,7 @@ class Sized(msgspec.Struct, frozen=True):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    once(parser)
     parser.description = (
         "Says for each model, precision of its cache and link whether a prompt that lies somewhere else is moved or computed "
         "anew, and from which length on moving is quicker."
@@ -123,6 +125,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
+    if args.prefill_tps is not None:
+        refuse_unused(
+            args, ("gpu", "gpus", "parameters"), "--prefill-tps", "a speed that was measured is not worked out, too"
+        )
+    if args.parameters is not None and not any(map(_is_config, args.model or DEFAULT_MODELS)):
+        raise ConfigError(
+            "--parameters, --model: how many a token uses is known of each model that has a name; give --model config.json, or "
+            "leave --parameters out"
+        )
     if args.tokens < 1:
         raise ConfigError(f"--tokens: must be at least 1, got {args.tokens}")
     if not 0 <= args.setup_ms < math.inf:
@@ -152,7 +163,7 @@ def link_of(flag: str, name: str) -> Link:
 
 
 def _sized(name: str, args: argparse.Namespace) -> Sized:
-    if name.endswith(".json") or "/" in name or Path(name).exists():
+    if _is_config(name):
         return _sized_by_config(Path(name), args)
     model = model_named("--model", name)
     prefill, on, words = _speed(name, args)
@@ -191,6 +202,10 @@ def _speed(name: str, args: argparse.Namespace) -> tuple[Prefill, str, str]:
 def prefill_of(latency: LatencyModel) -> Prefill:
     """A prompt by itself, where steps cost this."""
     return Prefill(latency.overhead, latency.token, latency.pair, latency.weights)
+
+
+def _is_config(name: str) -> bool:
+    return name.endswith(".json") or "/" in name or Path(name).exists()
 
 
 def _sized_by_config(path: Path, args: argparse.Namespace) -> Sized:

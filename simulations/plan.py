@@ -18,6 +18,7 @@ from balancer.commands import Command
 from balancer.errors import BalancerError, ConfigError
 from balancer.words import counted
 from simulations.economics import link_of
+from simulations.flags import given, once
 from simulations.hardware.estimate import Hardware, estimate
 from simulations.moving import HOURS, Moving, best, moving
 from simulations.named_policies import parse
@@ -32,7 +33,7 @@ from simulations.scenario import Kind, number_of
 from simulations.sizes import MOST_REPLICAS
 from simulations.store import LEAST_GBITS, MOST_GBITS, MOST_SECONDS, gbits_of
 from simulations.targets import parse_target
-from simulations.traces.options import add_reading_options, reading_options, scaled, scaled_words
+from simulations.traces.options import add_reading_options, check_used, reading_options, scaled, scaled_words
 from simulations.traces.reading import open_trace
 from simulations.traces.trace import Trace
 
@@ -48,6 +49,7 @@ class NoPlan(BalancerError):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    once(parser)
     parser.add_argument("trace", help="the trace's file; - is standard input")
     parser.add_argument(
         "--slo", action="append", required=True, metavar="FIGURE=TIME", help="as in ttft_p95=2s; may be repeated"
@@ -97,8 +99,8 @@ def run(args: argparse.Namespace) -> int:
     sys.path.append("")  # a policy of one's own may lie in the folder that kvlb is started from
     targets = [parse_target(each) for each in args.slo]
     policies = parse(args.policy)
-    prices = _prices(args.price)
     kinds = _hardware(args)
+    prices = _prices(args, kinds)
     for kind in kinds:
         estimate(kind)  # what cannot be built is told before a large file is read
     store = _store(args, kinds, prices)
@@ -113,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
     if args.jobs is not None and args.jobs < 1:
         raise ConfigError(f"--jobs: must be at least 1, got {args.jobs}")
     trace, reading = open_trace(args.trace, reading_options(args))
+    check_used(args, reading.notes, "--rate")
     print(reading.text(), file=sys.stderr)
     read, trace = len(trace), scaled(trace, args, args.seed)
     if words := scaled_words(args, read, len(trace)):
@@ -177,14 +180,20 @@ def _hardware(args: argparse.Namespace) -> list[Hardware]:
     return [Hardware(args.model, name, count, weight, kv) for name in names for count in counts]
 
 
-def _prices(given: Sequence[str]) -> dict[str, float]:
-    prices = {}
-    for each in given:
+def _prices(args: argparse.Namespace, kinds: Sequence[Hardware]) -> dict[str, float]:
+    prices: dict[str, float] = {}
+    planned = {kind.gpu for kind in kinds}
+    for each in args.price:
         gpu, _, value = each.partition("=")
-        price = number_of(value.strip())
+        gpu, price = gpu.strip().lower(), number_of(value.strip())
         if not isinstance(price, int | float) or not 0 < price < float("inf"):
             raise ConfigError(f"--price {each}: write a device and a price above 0, as in --price h100=2.5")
-        prices[gpu.strip().lower()] = float(price)
+        if gpu not in planned:
+            raise ConfigError(
+                f"--price {each}, --gpu {args.gpu}: no {gpu} is planned with; name it in --gpu, too, or leave its price out"
+            )
+        if prices.setdefault(gpu, float(price)) != price:
+            raise ConfigError(f"--price {gpu}={prices[gpu]:g}, --price {each}: a device has one price; leave one out")
     return prices
 
 
@@ -203,7 +212,7 @@ def _store(args: argparse.Namespace, kinds: Sequence[Hardware], prices: Mapping[
             )
         link = msgspec.structs.replace(link, latency=latency / 1000)
     if args.store_price is None:
-        if latency is not None or args.store_link != DEFAULT_LINK:
+        if latency is not None or given(args, "store_link"):
             raise ConfigError(
                 "--store-price: say what the store costs, 0 if it is there already, as in --store-price 2000/month"
             )

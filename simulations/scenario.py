@@ -21,6 +21,7 @@ from simulations.fleet_tables import EXAMPLES, TABLES, remedy, spelled
 from simulations.grid import Case
 from simulations.hardware.estimate import Hardware, estimate
 from simulations.named_policies import NamedPolicy, parse
+from simulations.rivals import below, refuse_rivals
 from simulations.simple import SimpleFleet
 from simulations.written import Unreadable, read_values
 
@@ -102,6 +103,7 @@ def cases(scenario: Scenario) -> list[Case]:
     policies = parse(",".join(scenario.policies) or DEFAULT_POLICIES)
     combined = _combined(scenario.fleet, scenario.sweep)
     fleets = [fleet_of(scenario.model, with_hardware(scenario.model, scenario.hardware, each)) for each in combined]
+    _refuse_unused(fleets)
     count = len(policies) * len(fleets) * scenario.seeds
     if count > MAX_CASES:
         raise ConfigError(
@@ -148,9 +150,8 @@ def fleet_of(model: Kind, fields: Mapping[str, Any]) -> SimpleFleet | DetailedFl
             others = [name for name, other in FLEETS.items() if name != model and field in other.__struct_fields__]
             instead = f"the {others[0]} model has it" if others else remedy(field, (*known, CACHE))
             raise ConfigError(f"fleet.{field}: a fleet of the {model} model has no such field; {instead}")
+    refuse_rivals(given)
     if CACHE in given:
-        if "blocks" in given:
-            raise ConfigError(f"fleet.{CACHE}: give either {CACHE} (in tokens) or blocks, not both")
         size = number_of(given.get("block_size", kind.__struct_defaults__[known.index("block_size")]))
         if not isinstance(size, int):
             raise ConfigError(f"fleet.block_size: must be a number of tokens, got {size!r}")
@@ -211,11 +212,27 @@ def _combined(fleet: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]) -> l
             raise ConfigError(f"sweep.{field}: give one value at least")
     return [
         {
-            **{key: value for key, value in fleet.items() if not (CACHE in sweep and key == "blocks")},
+            **below(fleet, sweep),
             **dict(zip(sweep, each, strict=True)),
         }
         for each in itertools.product(*sweep.values())
     ]
+
+
+def _refuse_unused(fleets: Sequence[SimpleFleet | DetailedFleet]) -> None:
+    """Refuse what is said of what none of these fleets has."""
+    engines = [fleet for fleet in fleets if isinstance(fleet, DetailedFleet)]
+    if any(fleet.exchange is not None for fleet in engines) and all(fleet.gateways == 1 for fleet in engines):
+        raise ConfigError(
+            "fleet.exchange, fleet.gateways: one gateway has none to ask; give more, as in gateways=2, or leave exchange out"
+        )
+    most = max([fleet.replicas for fleet in fleets], default=0)
+    for fleet in engines:
+        if len(fleet.speeds) > most:
+            raise ConfigError(
+                f"fleet.speeds, fleet.replicas: {len(fleet.speeds)} speeds are told, and there are {most} replicas at most; "
+                "leave some out, or give more replicas"
+            )
 
 
 def _unique(policies: Sequence[NamedPolicy]) -> list[NamedPolicy]:

@@ -19,12 +19,13 @@ import msgspec
 from balancer.commands import Command
 from balancer.errors import ConfigError
 from simulations.bounds import Bounds, bounds
+from simulations.flags import once, refuse_unused
 from simulations.fleet_errors import said
+from simulations.fleet_flags import FIELDS, layered, with_speeds
 from simulations.generators.base import generators
 from simulations.grid import Case, run_all
 from simulations.hardware.estimate import estimate
 from simulations.hardware.options import add_hardware_options, hardware_of
-from simulations.latency import LatencyModel
 from simulations.named_policies import parse_names
 from simulations.output import write_file
 from simulations.progress import tell
@@ -35,22 +36,17 @@ from simulations.report.plots import plots_of
 from simulations.report.result import Result, result_of
 from simulations.report.table import table
 from simulations.results import Run
-from simulations.scenario import CACHE, DEFAULT_POLICIES, Scenario, cases, load, number_of, sweep_of
-from simulations.traces.options import add_reading_options, reading_options, scaled, scaled_words
+from simulations.scenario import CACHE, DEFAULT_POLICIES, Scenario, cases, load
+from simulations.traces.options import (
+    READING,
+    add_reading_options,
+    check_used,
+    reading_options,
+    scaled,
+    scaled_words,
+)
 from simulations.traces.reading import open_trace
 from simulations.traces.trace import Trace
-
-FIELDS: Final = {
-    "replicas": "how many replicas (default 8)",
-    "blocks": "blocks in each replica's cache (default 8192)",
-    CACHE: "the same in tokens, as in 4M",
-    "block_size": "tokens of a block of the engine (default: simple 512, detailed 16)",
-    "load": "stretch the trace's time so that this share comes of what all replicas can compute, if nothing were cached",
-    "prefill_tps": "uncached prompt tokens that a replica computes a second",
-    "decode_ms": "milliseconds from one token of an answer to the next",
-}
-"""What has flags of its own; ``--fleet KEY=VALUE`` sets any other field."""
-
 
 QUESTIONS: Final = {
     "do I need cache-aware routing?": "kvlb simulate trace.jsonl --simple --replicas 8 --cache 4M --prefill-tps 10000",
@@ -70,6 +66,7 @@ QUESTIONS: Final = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    once(parser)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     lines = [f"  {question}\n    {line}" for question, line in QUESTIONS.items()]
     parser.epilog = "\n".join(["questions, and what answers each (the findings, below the table):", *lines])
@@ -137,6 +134,9 @@ def run(args: argparse.Namespace) -> int:
     scenario = scenario_of(args)
     if args.generate is not None and args.trace is not None:
         raise ConfigError("--generate: give either a trace's file or a generator, not both")
+    if args.generate is not None:
+        because = "a made-up trace is not read from a file; its settings stand in brackets, as in 'chat(rate=2)'"
+        refuse_unused(args, READING, "--generate", because)
     if scenario.trace is None and args.generate is None:
         raise ConfigError("trace: name a trace's file, as in kvlb simulate trace.jsonl, or trace = ... in the scenario")
     if args.png and args.plots is None:
@@ -176,6 +176,7 @@ def _trace(scenario: Scenario, args: argparse.Namespace) -> Trace:
             raise ConfigError("--generate: name one generator, as in --generate 'chat(rate=2)'")
         return scaled(generators.make(named[0].name, named[0].settings).generate(scenario.seed), args, scenario.seed)
     trace, reading = open_trace(scenario.trace or "-", reading_options(args))
+    check_used(args, reading.notes, "--load, or --fleet rate=2")
     if not args.quiet or reading.skipped:
         print(reading.text(), file=sys.stderr)
     is_assumed = scenario.hardware is None and not {"blocks", CACHE} & (scenario.fleet.keys() | scenario.sweep.keys())
@@ -185,6 +186,11 @@ def _trace(scenario: Scenario, args: argparse.Namespace) -> Trace:
             file=sys.stderr,
         )
     played = scaled(trace, args, scenario.seed)
+    if args.closed_loop and not trace.has_pauses and not args.quiet:
+        print(
+            "  --closed-loop changes nothing: the trace does not tell which turn waits for which answer",
+            file=sys.stderr,
+        )
     if not args.quiet and (words := scaled_words(args, len(trace), len(played))):
         print(words, file=sys.stderr)
     return played
@@ -201,29 +207,10 @@ def scenario_of(args: argparse.Namespace) -> Scenario:
         scenario = load(args.scenario)
         if args.simple:
             scenario = msgspec.structs.replace(scenario, model="simple")
-    fleet = dict(scenario.fleet)
-    for field in FIELDS:
-        value = getattr(args, field)
-        if value is not None:
-            fleet[field] = number_of(value)
-    for each in args.fleet:
-        field, values = sweep_of(each, "--fleet")
-        if len(values) > 1:
-            raise ConfigError(
-                f"--fleet {each}: give one value, or a list as in speeds=[1,1,0.5]; --sweep plays several"
-            )
-        fleet[field] = values[0]
-    if args.closed_loop:
-        fleet["closed_loop"] = True
-    if CACHE in fleet and "blocks" in fleet and args.cache is not None and args.blocks is None:
-        del fleet["blocks"]  # the file's, which the flag replaces
-    elif CACHE in fleet and args.blocks is not None and args.cache is None:
-        del fleet[CACHE]
-    changes: dict[str, Any] = {"fleet": _speeds(scenario.model, fleet)}
+    fleet, sweep = layered(args, scenario.fleet, scenario.sweep)
+    changes: dict[str, Any] = {"fleet": with_speeds(scenario.model, fleet), "sweep": sweep}
     if (hardware := hardware_of(args, scenario.hardware)) is not None:
         changes["hardware"] = hardware
-    if args.sweep:
-        changes["sweep"] = {**scenario.sweep, **dict(sweep_of(each) for each in args.sweep)}
     if args.policy:
         changes["policies"] = tuple(args.policy)
     for field in ("trace", "seed", "seeds", "ttft_p95"):
@@ -240,36 +227,6 @@ def _flagged(told: str, args: argparse.Namespace) -> str:
     """What is wrong with a field, by the flag that has set it."""
     field = told.partition(":")[0]
     return f"--{field.replace('_', '-')}{told[len(field) :]}" if getattr(args, field, None) is not None else told
-
-
-def _speeds(model: str, fleet: dict[str, Any]) -> dict[str, Any]:
-    """The two speeds that everybody knows of a replica, as the model has them."""
-    made = dict(fleet)
-    decode = made.pop("decode_ms", None)
-    if model == "simple":
-        if decode is not None:
-            made["decode_seconds"] = _positive("decode_ms", decode) / 1000
-        return made
-    prefill = made.pop("prefill_tps", None)
-    if prefill is None and decode is None:
-        return made
-    if prefill is None or decode is None:
-        raise ConfigError(
-            "--prefill-tps, --decode-ms: the detailed model needs both, or the fields of fleet.latency (kvlb calibrate)"
-        )
-    made["latency"] = msgspec.structs.asdict(
-        LatencyModel.from_rates(
-            prefill_tokens_per_second=_positive("prefill_tps", prefill),
-            decode_seconds_per_token=_positive("decode_ms", decode) / 1000,
-        )
-    )
-    return made
-
-
-def _positive(field: str, value: Any) -> float:
-    if not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ConfigError(f"fleet.{field}: must be a number above 0, got {value}")
-    return float(value)
 
 
 def _pools(planned: Sequence[Case], block_size: int) -> list[int]:

@@ -8,6 +8,7 @@ import argparse
 import msgspec
 
 from balancer.errors import ConfigError
+from simulations.flags import flag
 from simulations.hardware.estimate import Hardware, gpus, models
 
 
@@ -29,16 +30,22 @@ def hardware_of(args: argparse.Namespace, known: Hardware | None = None) -> Hard
     model = args.model or (known.model if known else None)
     gpu = args.gpu or (known.gpu if known else None)
     if model is None and gpu is None:
+        for name in ("gpus", "weight_bits", "kv_bits"):
+            if getattr(args, name) is not None:
+                raise ConfigError(
+                    f"{flag(name)}, --model: {flag(name)} is of what --model and --gpu name, and both are missing; give them, "
+                    "too, as in --model llama-3.1-8b --gpu h100, or leave it out"
+                )
         return None
     if model is None or gpu is None:
         raise ConfigError("--model, --gpu: a speed takes both, as in --model llama-3.1-8b --gpu h100")
     given = {} if known is None else msgspec.structs.asdict(known)
     given |= {"model": model, "gpu": gpu}
-    for flag, field, unit in (("gpus", "count", 1), ("weight_bits", "weight_bytes", 8), ("kv_bits", "kv_bytes", 8)):
-        value = getattr(args, flag)
+    for name, field, unit in (("gpus", "count", 1), ("weight_bits", "weight_bytes", 8), ("kv_bits", "kv_bytes", 8)):
+        value = getattr(args, name)
         if value is None:
             continue
         if value < 1:
-            raise ConfigError(f"--{flag.replace('_', '-')}: must be at least 1, got {value}")
+            raise ConfigError(f"{flag(name)}: must be at least 1, got {value}")
         given[field] = value if unit == 1 else value / unit
     return Hardware(**given)

@@ -4,16 +4,24 @@ Knows ``argparse``. Never knows what the flags do: that is ``simulations.traces.
 """
 
 import argparse
+from collections.abc import Sequence
 from random import Random
+from typing import Final
 
 from balancer.errors import ConfigError
 from balancer.words import counted
+from simulations.flags import flag, given
 from simulations.traces.formats.base import FIELDS, ReadingOptions, formats
 from simulations.traces.scaling import first, sessions_times
 from simulations.traces.times import UNITS
 from simulations.traces.trace import Trace
 
 DEFAULTS = ReadingOptions()
+
+READING: Final = (
+    "format", "trace_block_size", "time_unit", "ids", "column", "tokenizer", "trace_rate", "pause", "strict",
+)  # fmt: skip
+"""Flags that say how a file is read; of no use where there is none."""
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
@@ -118,18 +126,37 @@ def reading_options(args: argparse.Namespace) -> ReadingOptions:
     )
 
 
+def check_used(args: argparse.Namespace, notes: Sequence[str], instead: str) -> None:
+    """Refuse flags that stand in for what a trace does not tell, where it tells that.
+
+    Args:
+        args: with what was given.
+        notes: of reading the trace; they name the flags that were of use.
+        instead: what plays a trace faster.
+
+    Raises:
+        ConfigError: one was given, and was of no use.
+    """
+    for name, has in (
+        ("trace_rate", f"each of the trace's requests has a time; what plays it faster is {instead}"),
+        ("pause", "the trace has times, or no turns"),
+    ):
+        if given(args, name) and not any(flag(name) in note for note in notes):
+            raise ConfigError(f"{flag(name)}: {has}; leave it out")
+
+
 def scaled_words(args: argparse.Namespace, before: int, after: int) -> str:
     """How many requests of a trace are played, and why not as many as it has; empty where it is as many."""
     if before == after:
         return ""
-    flags = [f"--{flag} {value:g}" for flag in ("first", "sessions") if (value := getattr(args, flag)) is not None]
+    flags = [f"{flag(name)} {value:g}" for name in ("first", "sessions") if (value := getattr(args, name)) is not None]
     return f"  of these, {counted(after, 'request')} {'is' if after == 1 else 'are'} played ({', '.join(flags)})"
 
 
 def reading_words(args: argparse.Namespace) -> list[str]:
     """The same flags again, as words of a command line that reads the trace as this one did."""
     told: list[str] = []
-    for flag, default in (
+    for name, default in (
         ("format", None),
         ("trace_block_size", None),
         ("time_unit", None),
@@ -140,8 +167,8 @@ def reading_words(args: argparse.Namespace) -> list[str]:
         ("first", None),
         ("sessions", None),
     ):
-        if (value := getattr(args, flag)) != default:
-            told += [f"--{flag.replace('_', '-')}", str(value)]
+        if (value := getattr(args, name)) != default:
+            told += [flag(name), str(value)]
     for each in args.column:
         told += ["--column", each]
     return [*told, "--strict"] if args.strict else told

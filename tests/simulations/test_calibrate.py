@@ -42,7 +42,8 @@ def config(**changes: object) -> FakeConfig:
 
 
 async def kvlb(*words: str) -> int:
-    return await asyncio.to_thread(cli.main, ["calibrate", "--pause", "0", *words])
+    pause = () if {"--metrics", "--pause"} & {*words} else ("--pause", "0")
+    return await asyncio.to_thread(cli.main, ["calibrate", *pause, *words])
 
 
 def test_an_engines_own_times_come_back(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -162,6 +163,18 @@ def test_the_engine_rests_before_each_sample(
         (("--repeats", "0"), 2, "--repeats: must be at least 1"),
         (("--timeout", "nan"), 2, "--timeout: must be a number of seconds above 0"),
         (("--decode-tokens", "9000"), 2, "--decode-tokens: 9000 do not fit"),
+        (
+            ("--metrics", "--lengths", "16"),
+            2,
+            "--lengths, --metrics: --metrics sends nothing to the engine; leave one of them out",
+        ),
+        (("--metrics", "--model", "m"), 2, "--model, --metrics: --metrics sends nothing"),
+        (
+            ("--repeats", "2", "--repeats", "3"),
+            2,
+            "--repeats 2, --repeats 3: one of them would not count; give it once",
+        ),
+        (("--lengths", "16", "--lengths", "64"), 2, "give both at once, as in --lengths 16,64"),
         (("--metrics",), 2, "--metrics: the engine has no vllm:request_prefill_time_seconds_sum; measure it without"),
     ],
 )

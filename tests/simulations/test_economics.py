@@ -159,6 +159,17 @@ def test_the_table_says_all_of_it_once(capsys: pytest.CaptureFixture[str]) -> No
         (("--setup-ms", "-1"), "--setup-ms: must be a number of milliseconds, 0 or more"),
         (("--prefill-tps", "0"), "--prefill-tps: must be a number above 0"),
         (("--gpus", "0"), "--gpus: must be a number above 0"),
+        (
+            ("--prefill-tps", "9", "--gpu", "h100"),
+            "--gpu, --prefill-tps: a speed that was measured is not worked out, too",
+        ),
+        (("--prefill-tps", "9", "--gpus", "2"), "--gpus, --prefill-tps: a speed that was measured"),
+        (("--prefill-tps", "9", "--parameters", "2"), "--parameters, --prefill-tps: a speed that was measured"),
+        (
+            ("--model", "llama-3.1-8b", "--parameters", "2"),
+            "--parameters, --model: how many a token uses is known of each model that has a name; give --model config.json",
+        ),
+        (("--tokens", "1", "--tokens", "2"), "--tokens 1, --tokens 2: one of them would not count; give it once"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_the_flag(

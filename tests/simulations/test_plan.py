@@ -294,6 +294,7 @@ def test_a_store_that_is_too_slow_is_not_worth_its_price(
             "--store-latency-ms: must be a number of milliseconds from 0 to 86,400,000",
         ),
         (("--store-link", "10gbe"), "--store-price: say what the store costs, 0 if it is there already"),
+        (("--store-link", "100gbe"), "--store-price: say what the store costs, 0 if it is there already"),
         (("--store-price", "3", "--gpu", "h100,l4"), "give that of l4, too, as in --price l4=2.5"),
     ],
 )
@@ -302,6 +303,31 @@ def test_what_is_wrong_with_a_store_is_told(
 ) -> None:
     words = ("plan", trace, "--slo", "ttft_p95=80ms", "--model", "llama-3.1-8b", "--gpu", "h100", "--price", "h100=3")
     assert run(*words, *flags) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            "--price l4=1",
+            "--price l4=1, --gpu h100: no l4 is planned with; name it in --gpu, too, or leave its price out",
+        ),
+        ("--price h100=1 --price H100=2", "--price h100=1, --price H100=2: a device has one price; leave one out"),
+        ("--gpu l40s", "--gpu h100, --gpu l40s: one of them would not count; give both at once, as in --gpu h100,l40s"),
+        ("--policy random --policy round_robin", "give both at once, as in --policy random,round_robin"),
+        ("--rate 2 --rate 3", "--rate 2, --rate 3: one of them would not count; give it once"),
+        (
+            "--trace-rate 2",
+            "--trace-rate: each of the trace's requests has a time; what plays it faster is --rate; leave",
+        ),
+    ],
+)
+def test_what_a_plan_would_not_count_is_refused(
+    flags: str, message: str, trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("plan", trace, "--slo", "ttft_p95=80ms", "--model", "llama-3.1-8b", "--gpu", "h100", *flags.split())
+    assert run(*words) == 2
     assert message in capsys.readouterr().err
 
 

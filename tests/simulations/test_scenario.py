@@ -83,6 +83,19 @@ def test_a_sweep_over_caches_stands_for_the_blocks_of_the_fleet() -> None:
     assert [each.fleet for each in cases(scenario)] == [SimpleFleet(blocks=1), SimpleFleet(blocks=10)]
 
 
+def test_a_sweep_stands_for_what_the_fleet_says_in_whatever_words() -> None:
+    for model in ("simple", "detailed"):
+        asked = Scenario(model=model, policies=("random",), fleet={"rate": 7, "blocks": 3}, sweep={"load": [0.5]})
+        (case,) = cases(asked)
+        assert (case.fleet.load, case.fleet.rate, case.fleet.blocks) == (0.5, 1.0, 3)
+
+
+def test_what_some_of_several_fleets_have_no_use_for_is_no_mistake() -> None:
+    sweep = {"gateways": [1, 2], "replicas": [2, 4]}
+    planned = cases(Scenario(policies=("random",), fleet={"exchange": 1, "speeds": [1, 1, 1, 0.5]}, sweep=sweep))
+    assert len(planned) == 4
+
+
 def test_a_cache_in_tokens_is_as_many_blocks_as_fit() -> None:
     assert fleet_of("simple", {"cache": "1023"}) == SimpleFleet(blocks=1)
     assert fleet_of("detailed", {"cache": "4M", "block_size": 100}) == DetailedFleet(blocks=40_000, block_size=100)
@@ -276,7 +289,9 @@ def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
         ("simple", {"gateways": 2}, "fleet.gateways: a fleet of the simple model has no such field; the detailed"),
         ("detailed", {"pooled": True}, "fleet.pooled: a fleet of the detailed model has no such field; the simple"),
         ("simple", {"xyz": 2}, "fleet.xyz: a fleet of the simple model has no such field; there are: replicas, blocks"),
-        ("simple", {"cache": "4M", "blocks": 3}, "fleet.cache: give either cache (in tokens) or blocks, not both"),
+        ("simple", {"cache": "4M", "blocks": 3}, "fleet.cache: give either cache or blocks, not both; both say how"),
+        ("simple", {"load": 0.5, "rate": 2}, "fleet.load: give either load or rate, not both; both say how fast requests come"),
+        ("detailed", {"load": 0.5, "rate": 1}, "fleet.load: give either load or rate, not both"),
         ("simple", {"cache": "511"}, "fleet.cache: must be a number of tokens, one block (512) at least, got 511"),
         ("detailed", {"cache": "lots"}, "fleet.cache: must be a number of tokens, one block (16) at least, got lots"),
         ("simple", {"cache": "4M", "block_size": "x"}, "fleet.block_size: must be a number of tokens, got 'x'"),
@@ -339,6 +354,14 @@ def test_what_is_wrong_with_a_fleet_is_one_error_with_the_field(
     [
         (Scenario(policies=("nobody",)), "policy.name: there is no policy 'nobody'"),
         (Scenario(sweep={"replicas": []}), "sweep.replicas: give one value at least"),
+        (
+            Scenario(fleet={"exchange": 1}, sweep={"gateways": [1, "1"]}),
+            "fleet.exchange, fleet.gateways: one gateway has none to ask; give more, as in gateways=2, or leave exchange out",
+        ),
+        (
+            Scenario(fleet={"speeds": [1, 1, 0.5], "replicas": 2}),
+            "fleet.speeds, fleet.replicas: 3 speeds are told, and there are 2 replicas at most; leave some out",
+        ),
         (Scenario(sweep={"replica": [1]}), "fleet.replica: a fleet of the detailed model has no such field"),
         (
             Scenario(policies=("random",), sweep={"replicas": list(range(1, 102))}, seeds=1000),

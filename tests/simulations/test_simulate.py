@@ -143,7 +143,28 @@ def test_finished_runs_are_found_again(trace: str, tmp_path: Path, capsys: pytes
         ("TRACE --simple --fleet event_lag=1", "the detailed model has it"),
         ("TRACE --simple --replicas 0", "fleet.replicas: must be a whole number of at least 1, got 0"),
         ("TRACE --simple --replicas many", "fleet.replicas: must be a whole number, got 'many'"),
-        ("TRACE --simple --cache 1M --blocks 3", "give either cache (in tokens) or blocks"),
+        (
+            "TRACE --simple --cache 1M --blocks 3",
+            "--blocks 3, --cache 1M: both say how much a cache holds; leave one of",
+        ),
+        (
+            "TRACE --gpus 2",
+            "--gpus, --model: --gpus is of what --model and --gpu name, and both are missing; give them, too",
+        ),
+        ("TRACE --simple --weight-bits 8", "--weight-bits, --model: --weight-bits is of what --model and --gpu name"),
+        ("TRACE --kv-bits 8", "--kv-bits, --model: "),
+        ("TRACE --seed 1 --seed 2", "--seed 1, --seed 2: one of them would not count; give it once"),
+        ("--generate chat --strict", "--strict, --generate: a made-up trace is not read from a file"),
+        ("--generate chat --column a=b", "--column, --generate: a made-up trace is not read from a file"),
+        (
+            "--generate chat --trace-rate 2",
+            "its settings stand in brackets, as in 'chat(rate=2)'; leave one of them out",
+        ),
+        (
+            "TRACE --simple --trace-rate 1",
+            "--trace-rate: each of the trace's requests has a time; what plays it faster is --l",
+        ),
+        ("TRACE --simple --pause 3", "--pause: the trace has times, or no turns; leave it out"),
         ("TRACE --simple --sweep replicas", "write a field of the fleet"),
         ("TRACE --simple --fleet replicas=1,2", "--fleet replicas=1,2: give one value"),
         ("TRACE --prefill-tps 1000", "the detailed model needs both"),
@@ -251,6 +272,16 @@ def test_how_many_requests_are_played_is_told_where_it_is_not_all(
         assert told in capsys.readouterr().err
     assert run("simulate", *words, "--first", "100") == 0
     assert "of these" not in capsys.readouterr().err
+
+
+def test_a_closed_loop_of_a_trace_without_pauses_is_told_to_change_nothing(
+    trace: str, paused_talks: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--simple", "--policy", "random", "--no-bounds", "--closed-loop")
+    assert run("simulate", trace, *words) == 0
+    assert "--closed-loop changes nothing" in capsys.readouterr().err
+    assert run("simulate", paused_talks, *words) == 0
+    assert "--closed-loop" not in capsys.readouterr().err
 
 
 def test_seeds_that_bring_the_same_are_not_called_means(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
