@@ -78,6 +78,11 @@ def p95(cell: Cell) -> str:
     return duration(cell.ttft_p95.mean)
 
 
+def holds(cell: Cell, target: float) -> bool:
+    """Whether 95 % of first tokens come within ``target`` seconds there; who refuses anybody, but for chance, holds nothing."""
+    return cell.served and cell.refused <= REFUSED and cell.ttft_p95.mean <= target
+
+
 def _points(share: float) -> str:
     return f"{100 * share:.1f}"
 

@@ -62,7 +62,7 @@ def find(
             Finding("routing", "Do I need cache-aware routing?", NOT_KNOWN, answer, [remedy], Certainty.UNKNOWN)
         )
     found.append(fleet(best, every, bounds, ttft_target))
-    return found + worth(best, every) + _sample(best)
+    return found + worth(best, every, ttft_target) + _sample(best)
 
 
 def _sample(best: Cell) -> list[Finding]:

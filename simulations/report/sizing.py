@@ -15,6 +15,7 @@ from simulations.report.finding import (
     REFUSED,
     Certainty,
     Finding,
+    holds,
     of_replicas,
     p95,
     replicas,
@@ -67,7 +68,7 @@ def fleet(best: Cell, every: list[Cell], bounds: "BoundFacts | None", target: fl
 
 
 def _for_target(tried: Sequence[Cell], target: float) -> tuple[str, str]:
-    good = next((cell for cell in tried if cell.ttft_p95.mean <= target and cell.refused <= REFUSED), None)
+    good = next((cell for cell in tried if holds(cell, target)), None)
     goal = f"95 % of first tokens within {duration(target)}"
     if good is None:
         most = tried[-1]

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from simulations.report.comparison import Cell, Spread, alike, is_quicker, may_be_quicker, ranked
+from simulations.report.comparison import Cell, Spread, alike, differ, is_quicker, may_be_quicker, ranked
 from simulations.report.figures import duration, percent
-from simulations.report.finding import MORE_SEEDS, NOT_KNOWN, NOTICED, REFUSED, Certainty, Finding, sureness
+from simulations.report.finding import MORE_SEEDS, NOT_KNOWN, NOTICED, REFUSED, Certainty, Finding, holds, p95, sureness
 from simulations.report.result import table_of
 
 
@@ -45,19 +45,23 @@ PARTS: Final = (
 )
 
 
-def worth(best: Cell, every: Sequence[Cell]) -> list[Finding]:
-    """What there is to say of a store and of a split, under the best policy; nothing of what was not run with and without."""
-    return [found for part in PARTS if (found := _compared(part, best, every)) is not None]
+def worth(best: Cell, every: Sequence[Cell], target: float | None = None) -> list[Finding]:
+    """What there is to say of a store and of a split, under the best policy; nothing of what was not run with and without.
+
+    ``target`` is what the 95th percentile of the time to the first token is to stay within, in seconds: who does not hold it is
+    not advised, whatever else is quicker there.
+    """
+    return [found for part in PARTS if (found := _compared(part, best, every, target)) is not None]
 
 
-def _compared(part: Part, best: Cell, every: Sequence[Cell]) -> Finding | None:
+def _compared(part: Part, best: Cell, every: Sequence[Cell], target: float | None) -> Finding | None:
     tried = alike(best, every, part.setting)
     without = [cell for cell in tried if not _table(cell, part)]
     having = [cell for cell in tried if _table(cell, part)]
     if not without or not having:
         return None
     plain = ranked(without)[0]
-    chosen = _chosen(having)
+    chosen = _chosen([cell for cell in having if target is not None and holds(cell, target)] or having)
     named = _named(part, having)
     if not plain.served:
         sentence = (
@@ -70,8 +74,11 @@ def _compared(part: Part, best: Cell, every: Sequence[Cell]) -> Finding | None:
     because = [f"Without: {_figures(plain)}."]
     because += [f"{named(cell)}: {_figures(cell)}." for cell in having]
     because += _other_policy(chosen, every)
-    because += [part.beside, sureness([plain, *having])]
     verdict, certainty = _verdict(chosen, plain), Certainty.MEASURED
+    if target is not None:
+        verdict = _by_goal(verdict, chosen, plain, target)
+        sentence += f" {_goal(chosen, plain, target)}"
+    because += [part.beside, sureness([plain, *having])]
     if verdict == NOT_KNOWN:
         certainty = Certainty.UNKNOWN
         sentence += f" Seeds are so far apart that chance may be why. {MORE_SEEDS}"
@@ -123,6 +130,37 @@ def _verdict(chosen: Cell, plain: Cell) -> str:
         return "For first tokens" if quicker[0] else "For whole answers"
     is_noticed = any(other.mean >= NOTICED * one.mean for one, other in pairs)
     return "Yes" if is_noticed else "It helps a little"
+
+
+def _by_goal(verdict: str, chosen: Cell, plain: Cell, target: float) -> str:
+    """The verdict where the time to the first token has a goal: what holds it comes before what is quicker."""
+    one, other = holds(chosen, target), holds(plain, target)
+    if one is other:
+        return verdict if one or verdict in ("No", NOT_KNOWN) else "Not by itself"
+    both_serve = chosen.served and plain.served and abs(chosen.refused - plain.refused) <= REFUSED
+    if both_serve and not differ(chosen.ttft_p95, plain.ttft_p95, least=0.0):
+        return NOT_KNOWN
+    return "Yes" if one else "No"
+
+
+def _goal(chosen: Cell, plain: Cell, target: float) -> str:
+    held = {
+        (True, True): "both hold that",
+        (True, False): "only with it that is held",
+        (False, True): "with it that is not held",
+        (False, False): "neither holds that",
+    }[holds(chosen, target), holds(plain, target)]
+    return (
+        f"95 % of first tokens are to come within {duration(target)}: with it {_of_goal(chosen)}, without it "
+        f"{_of_goal(plain)}; {held}."
+    )
+
+
+def _of_goal(cell: Cell) -> str:
+    if not cell.served:
+        return "nobody is served"
+    refused = f", and {percent(cell.refused)} of requests are refused" if cell.refused > REFUSED else ""
+    return f"they come within {p95(cell)}{refused}"
 
 
 def _time(cell: Cell) -> Spread:

@@ -20,18 +20,18 @@ def split(**fields: Any) -> dict[str, Any]:
     return {"disaggregation": msgspec.json.encode(Disaggregation(**fields)).decode()}
 
 
-def found(topic: str, *results: Result) -> Finding | None:
-    return next((each for each in report(*results).findings if each.topic == topic), None)
+def found(topic: str, *results: Result, target: float | None = None) -> Finding | None:
+    return next((each for each in report(*results, ttft_target=target).findings if each.topic == topic), None)
 
 
-def of_store(*results: Result) -> Finding:
-    finding = found("store", *results)
+def of_store(*results: Result, target: float | None = None) -> Finding:
+    finding = found("store", *results, target=target)
     assert finding is not None
     return finding
 
 
-def of_split(*results: Result) -> Finding:
-    finding = found("disaggregation", *results)
+def of_split(*results: Result, target: float | None = None) -> Finding:
+    finding = found("disaggregation", *results, target=target)
     assert finding is not None
     return finding
 
@@ -173,5 +173,64 @@ def test_a_store_whose_worth_chance_hides_is_neither_worth_it_nor_not() -> None:
     some = [result(ttft=ttft, seed=at) for at, ttft in enumerate((40.0, 46.0))]
     some += [result(ttft=ttft, seed=at, settings=store()) for at, ttft in enumerate((10.0, 22.0))]
     finding = of_store(*some)
+    assert (finding.verdict, finding.certainty) == ("Not known", Certainty.UNKNOWN)
+    assert "--seeds" in finding.answer
+
+
+@pytest.mark.parametrize(
+    ("ttft", "pace", "target", "verdict", "words"),
+    [
+        (1.2, 0.05, None, "For whole answers", ""),
+        (
+            1.2,
+            0.05,
+            1.6,
+            "No",
+            "with it they come within 1.76 s, without it they come within 1.47 s; with it that is not held.",
+        ),
+        (1.0, 0.05, 1.6, "Yes", "95 % of first tokens are to come within 1.60 s: with it they come within 1.47 s"),
+        (1.2, 0.05, 2.0, "For whole answers", "both hold that."),
+        (0.8, 0.15, 1.3, "Yes", "without it they come within 1.47 s; only with it that is held."),
+        (0.8, 0.15, 1.0, "Not by itself", "neither holds that."),
+        (1.2, 0.1, 1.0, "No", "neither holds that."),
+    ],
+)
+def test_a_split_is_advised_where_it_holds_the_goal_alone_and_never_where_it_breaks_it(
+    ttft: float, pace: float, target: float | None, verdict: str, words: str
+) -> None:
+    together = result(ttft=1.0, pace=0.1)
+    finding = of_split(together, result(ttft=ttft, pace=pace, settings=split(prefill=1)), target=target)
+    assert (finding.verdict, finding.certainty) == (verdict, Certainty.MEASURED)
+    assert words in finding.answer
+    assert ("are to come within" in finding.answer) is (target is not None)
+
+
+def test_of_several_splits_one_that_holds_the_goal_is_told_though_another_is_quicker() -> None:
+    some = [
+        result(ttft=1.0, pace=0.1),
+        result(ttft=1.2, pace=0.02, settings=split(prefill=1)),
+        result(ttft=0.8, pace=0.09, settings=split(prefill=2)),
+    ]
+    assert "With a split (prefill=1)" in of_split(*some).answer
+    finding = of_split(*some, target=1.3)
+    assert finding.verdict == "Yes"
+    assert "With a split (prefill=2)" in finding.answer
+
+
+def test_a_store_is_weighed_by_the_goal_too_and_who_refuses_holds_none() -> None:
+    assert of_store(result(ttft=1.0), result(ttft=0.95, settings=store()), target=1.45).verdict == "Yes"
+    finding = of_store(result(ttft=1.0), result(ttft=0.5, refused=0.3, settings=store()), target=1.6)
+    assert finding.verdict == "No"
+    assert "with it they come within 0.737 s, and 38.0 % of requests are refused, without it" in finding.answer
+    finding = of_store(result(refused=1.0), result(settings=store()), target=1.0)
+    assert finding.verdict == "Not by itself"
+    assert finding.answer.endswith("without it nobody is served; neither holds that.")
+
+
+def test_a_goal_that_chance_may_hold_or_break_decides_nothing() -> None:
+    some = [result(ttft=ttft, seed=at, pace=0.1) for at, ttft in enumerate((0.9, 1.3))]
+    some += [result(ttft=ttft, seed=at, pace=0.1, settings=split(prefill=1)) for at, ttft in enumerate((0.8, 1.2))]
+    middle = [1.5 * ttft for ttft in (1.0, 1.1)]
+    finding = of_split(*some, target=sum(middle) / 2)
     assert (finding.verdict, finding.certainty) == ("Not known", Certainty.UNKNOWN)
     assert "--seeds" in finding.answer
