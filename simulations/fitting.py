@@ -53,10 +53,10 @@ class Fit(msgspec.Struct, frozen=True):
     worst: str
 
 
-def prompt_steps(tokens: int, chunk: int) -> tuple[Workload, ...]:
-    """The steps that compute a prompt alone, of which nothing is cached, in chunks of at most ``chunk`` tokens."""
+def prompt_steps(tokens: int, chunk: int, cached: int = 0) -> tuple[Workload, ...]:
+    """The steps that compute a prompt alone, of which so many tokens are cached, in chunks of at most ``chunk`` tokens."""
     steps = []
-    for begin in range(0, tokens, chunk):
+    for begin in range(cached, tokens, chunk):
         count = min(chunk, tokens - begin)
         if count == 1:  # an engine cannot tell it from decoding
             steps.append(Workload(decode_requests=1, decode_context=begin + 1))

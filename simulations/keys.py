@@ -22,7 +22,7 @@ class TraceKeys:
     def __init__(self, trace: Trace, block_size: int) -> None:
         self._trace = trace
         self._size = block_size
-        self._following = _following(trace)
+        self._following = following(trace)
 
     def of(self, request: int) -> list[int]:
         """The keys of all full blocks of its prompt, and of its answer's as far as the session's next prompt tells them."""
@@ -53,7 +53,7 @@ def _keys(ids: Sequence[int], whole: int, size: int, count: int) -> list[int]:
     return keys[:count]
 
 
-def _following(trace: Trace) -> list[int | None]:
+def following(trace: Trace) -> list[int | None]:
     """By request, the next one of its session, if that goes on where it ended."""
     found: list[int | None] = [None] * len(trace)
     last: dict[int, int] = {}

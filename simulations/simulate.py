@@ -26,6 +26,7 @@ from simulations.generators.base import generators
 from simulations.grid import Case, run_all
 from simulations.hardware.estimate import estimate
 from simulations.hardware.options import add_hardware_options, hardware_of
+from simulations.least import Least
 from simulations.named_policies import parse_names
 from simulations.output import write_file
 from simulations.progress import tell
@@ -152,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
         jobs=args.jobs,
         folder=None if args.resume is None else Path(args.resume),
         told=_silent if args.quiet else tell,
-        keep=partial(_small, limits),
+        keep=partial(_small, limits, None if scenario.ttft_p95 is None else Least(trace)),
     )
     _show(
         document(
@@ -238,9 +239,13 @@ def _tokens(case: Case) -> int:
     return case.fleet.blocks * case.fleet.block_size
 
 
-def _small(limits: Bounds | None, case: Case, run: Run) -> Result:
-    infinite = None if limits is None else limits.infinite_by_request
-    return result_of(run, cache_tokens=_tokens(case), infinite=infinite)
+def _small(limits: Bounds | None, least: Least | None, case: Case, run: Run) -> Result:
+    return result_of(
+        run,
+        cache_tokens=_tokens(case),
+        infinite=None if limits is None else limits.infinite_by_request,
+        ttft_p95_least=None if least is None else least.ttft_p95(case.fleet),
+    )
 
 
 def _inputs(scenario: Scenario) -> dict[str, str | int | float | bool | None]:

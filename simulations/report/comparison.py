@@ -89,6 +89,11 @@ class Cell(msgspec.Struct, frozen=True):
         return bool(others) and all(msgspec.structs.replace(each, seed=first.seed) == first for each in others)
 
     @property
+    def ttft_p95_least(self) -> float | None:
+        """What no number of such replicas brings the 95th percentile below, in seconds; None where it is not known."""
+        return self.results[0].ttft_p95_least
+
+    @property
     def in_flight(self) -> float:
         return self.misses[1]
 

@@ -45,6 +45,8 @@ class Result(msgspec.Struct, frozen=True):
         rows: how many replicas share a row; the last may have fewer.
         prompt_work: the same as ``prompt_busy``, with all that was still to be computed when the last one came: above 1, more
             came than could be computed. With a split, of the replicas that compute prompts: seconds of their steps.
+        ttft_p95_least: what no number of such replicas brings the 95th percentile of the time to the first token below, in
+            seconds (``simulations.least``); None where that is not known, or nobody asked.
         link_busy: the share of the same time for which a link carried what its replica loads, over the replicas that load.
         down: the share of the time up to the last arrival for which replicas were down after restarts.
         forgotten: as in the run.
@@ -69,13 +71,20 @@ class Result(msgspec.Struct, frozen=True):
     link_busy: float = 0.0
     down: float = 0.0
     forgotten: int = 0
+    ttft_p95_least: float | None = None
 
 
-def result_of(run: Run, *, cache_tokens: int | None = None, infinite: Sequence[int] | None = None) -> Result:
+def result_of(
+    run: Run,
+    *,
+    cache_tokens: int | None = None,
+    infinite: Sequence[int] | None = None,
+    ttft_p95_least: float | None = None,
+) -> Result:
     """A run made small.
 
     ``cache_tokens`` of one replica; ``infinite`` by request, in the run's order, the prompt tokens that had come before
-    (``Bounds.infinite_by_request``).
+    (``Bounds.infinite_by_request``); ``ttft_p95_least`` as in ``Result``.
     """
     served = [at for at, replica in enumerate(run.chosen) if replica != REFUSED]
     width = _width(run)
@@ -106,6 +115,7 @@ def result_of(run: Run, *, cache_tokens: int | None = None, infinite: Sequence[i
         link_busy=_link_busy(run, up),
         forgotten=run.forgotten,
         down=1 - sum(up) / (span * run.replicas) if span > 0 and run.replicas else 0.0,
+        ttft_p95_least=ttft_p95_least,
     )
 
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from simulations.confirming import BRINGS, WIDELY
 from simulations.report.comparison import Cell, alike
 from simulations.report.figures import duration, percent, times
 from simulations.report.finding import (
@@ -33,6 +34,12 @@ BUSY: Final = 0.7
 FULL: Final = 0.9
 """Busier than this, queues are long whenever more than the usual comes."""
 
+ROUNDING: Final = 1e-9
+"""Share by which a time that was added up may lie below one that was not."""
+
+BY_NONE: Final = "Not by number"
+"""Where no number of replicas does it."""
+
 STEP: Final = 0.8
 """A step to more replicas is worth it where it leaves at most this share of the 95th percentile."""
 
@@ -52,33 +59,54 @@ def fleet(best: Cell, every: list[Cell], bounds: "BoundFacts | None", target: fl
     def finding(verdict: str, answer: str, certainty: Certainty) -> Finding:
         return Finding("replicas", "How many replicas?", verdict, answer, because, certainty)
 
+    if all(cell.refused > REFUSED for cell in tried):
+        least = min(tried, key=lambda cell: cell.refused)
+        answer = (
+            f"{percent(least.refused)} of the requests were refused: first give replicas a cache that they fit into."
+        )
+        return finding(BY_NONE, answer, Certainty.MEASURED)
     if target is not None:
-        return finding(*_for_target(tried, target), Certainty.MEASURED)
+        return finding(*_for_target(tried, target))
     if len(tried) > 1:
         return finding(*_by_steps(tried), Certainty.MEASURED)
-    if best.refused > REFUSED:
-        answer = (
-            f"{percent(best.refused)} of the requests were refused: first give replicas a cache that they fit into."
-        )
-        return finding("Not by number", answer, Certainty.MEASURED)
     return finding(*(_estimated_sides(best, split) if split else _estimated(best, bounds)), Certainty.ESTIMATE)
 
 
 # What was run
 
 
-def _for_target(tried: Sequence[Cell], target: float) -> tuple[str, str]:
+def _for_target(tried: Sequence[Cell], target: float) -> tuple[str, str, Certainty]:
     good = next((cell for cell in tried if holds(cell, target)), None)
     goal = f"95 % of first tokens within {duration(target)}"
     if good is None:
-        most = tried[-1]
-        answer = f"{goal[0].upper()}{goal[1:]} is not reached with {most.fleet.replicas}: it takes {p95(most)}."
-        return f"More than {most.fleet.replicas}", answer
+        return _held_by_none(tried, target, f"{goal[0].upper()}{goal[1:]}")
     fewest = " Fewer were not tried." if good is tried[0] and good.fleet.replicas > 1 else ""
     worse = [cell for cell in tried[tried.index(good) :] if cell.ttft_p95.mean > target]
     if worse:
         fewest += f" But it takes {', '.join(map(of_replicas, worse))}: more replicas are not quicker in every run."
-    return str(good.fleet.replicas), f"The fewest of those tried with {goal}: it takes {p95(good)}.{fewest}"
+    answer = f"The fewest of those tried with {goal}: it takes {p95(good)}.{fewest}"
+    return str(good.fleet.replicas), answer, Certainty.MEASURED
+
+
+def _held_by_none(tried: Sequence[Cell], target: float, goal: str) -> tuple[str, str, Certainty]:
+    """Of none of those that were tried: whether more may hold it, as ``kvlb plan`` says it."""
+    most, least = tried[-1], tried[-1].ttft_p95_least
+    quickest = min(cell.ttft_p95.mean for cell in tried)
+    if least is not None and target < least * (1 - ROUNDING) <= quickest:
+        answer = (
+            f"{goal} is held by no number of these replicas: it takes {duration(least)} where nobody waits and nothing is "
+            "forgotten. Take faster devices, or allow for more time."
+        )
+        return BY_NONE, answer, Certainty.ESTIMATE
+    fewer = [cell for cell in tried if WIDELY * cell.fleet.replicas <= most.fleet.replicas]
+    if fewer and most.ttft_p95.mean > BRINGS * fewer[-1].ttft_p95.mean:
+        answer = (
+            f"{goal} is not reached, and more replicas do not help: it takes {of_replicas(fewer[-1])}, and {of_replicas(most)}"
+            ". Take faster devices, or allow for more time."
+        )
+        return BY_NONE, answer, Certainty.MEASURED
+    answer = f"{goal} is not reached with {most.fleet.replicas}: it takes {p95(most)}."
+    return f"More than {most.fleet.replicas}", answer, Certainty.MEASURED
 
 
 def _by_steps(tried: Sequence[Cell]) -> tuple[str, str]:

@@ -85,6 +85,7 @@ def test_a_prompt_is_computed_in_chunks() -> None:
         Workload(prefill_tokens=3, prefill_pairs=6),
         Workload(prefill_tokens=2, prefill_pairs=9),
     )
+    assert prompt_steps(5, 3, cached=2) == (Workload(prefill_tokens=3, prefill_pairs=12),)
     assert prompt_steps(4, 3)[1] == Workload(decode_requests=1, decode_context=4)
 
 

@@ -274,6 +274,35 @@ def test_how_many_requests_are_played_is_told_where_it_is_not_all(
     assert "of these" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("bounds", [(), ("--no-bounds",)])
+@pytest.mark.parametrize(
+    "fleet",
+    [("--simple", "--prefill-tps", "100"), ("--prefill-tps", "100", "--decode-ms", "1")],
+    ids=["simple", "detailed"],
+)
+def test_a_goal_that_a_prompt_alone_breaks_is_not_held_by_more_replicas(
+    fleet: tuple[str, ...], bounds: tuple[str, ...], trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        trace,
+        *fleet,
+        *bounds,
+        "--cache",
+        "1M",
+        "--sweep",
+        "replicas=8,32",
+        "--policy",
+        "predicted_ttft",
+        "--ttft-p95",
+    )
+    (answer,) = [each for each in document(capsys, *words, "2")["findings"] if each["topic"] == "replicas"]
+    assert (answer["verdict"], answer["certainty"]) == ("Not by number", "estimate")
+    assert "is held by no number of these replicas" in answer["answer"]
+    assert "where nobody waits and nothing is forgotten" in answer["answer"]
+    (answer,) = [each for each in document(capsys, *words, "1000")["findings"] if each["topic"] == "replicas"]
+    assert answer["verdict"] == "8"
+
+
 def test_a_closed_loop_of_a_trace_without_pauses_is_told_to_change_nothing(
     trace: str, paused_talks: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

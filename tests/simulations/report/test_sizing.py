@@ -96,6 +96,44 @@ def test_who_refuses_meets_no_target() -> None:
     assert finding.verdict == "8"
 
 
+def bounded(least: float | None, *sizes: tuple[int, float]) -> list[Result]:
+    """Runs of fleets that no number of replicas makes quicker than ``least``."""
+    return [msgspec.structs.replace(each, ttft_p95_least=least) for each in sweep(*sizes)]
+
+
+def test_what_no_number_of_replicas_can_hold_is_not_a_matter_of_more() -> None:
+    finding = found("replicas", of=report(*bounded(1.2, (4, 9.0), (8, 2.0), (256, 1.0)), ttft_target=0.5))
+    assert (finding.verdict, finding.certainty) == ("Not by number", Certainty.ESTIMATE)
+    assert finding.answer == (
+        "95 % of first tokens within 0.500 s is held by no number of these replicas: it takes 1.20 s where nobody waits and "
+        "nothing is forgotten. Take faster devices, or allow for more time."
+    )
+
+
+@pytest.mark.parametrize("least", [None, 0.3, 0.5, 99.0], ids=["not known", "less", "just that", "more than was seen"])
+def test_what_more_replicas_may_hold_is_a_matter_of_more(least: float | None) -> None:
+    finding = found("replicas", of=report(*bounded(least, (4, 9.0), (8, 2.0)), ttft_target=0.5))
+    assert (finding.verdict, finding.certainty) == ("More than 8", Certainty.MEASURED)
+
+
+def test_where_more_were_no_quicker_more_are_not_asked_for() -> None:
+    finding = found(
+        "replicas", of=report(*bounded(0.3, (4, 9.0), (128, 1.0), (160, 1.0), (256, 0.99)), ttft_target=0.5)
+    )
+    assert (finding.verdict, finding.certainty) == ("Not by number", Certainty.MEASURED)
+    assert "more replicas do not help: it takes 1.45 s with 160, and 1.45 s with 256. Take faster" in finding.answer
+    near = found("replicas", of=report(*bounded(0.3, (4, 9.0), (128, 1.0), (160, 1.0)), ttft_target=0.5))
+    assert near.verdict == "More than 160", "so few more need not show"
+
+
+@pytest.mark.parametrize("target", [None, 0.1, 9.0])
+def test_requests_that_fit_into_no_replica_are_not_a_matter_of_more(target: float | None) -> None:
+    some = [result(replicas=replicas, refused=0.3) for replicas in (4, 8)]
+    finding = found("replicas", of=report(*some, ttft_target=target))
+    assert (finding.verdict, finding.certainty) == ("Not by number", Certainty.MEASURED)
+    assert finding.answer.endswith("of the requests were refused: first give replicas a cache that they fit into.")
+
+
 def test_fewer_that_were_not_tried_are_mentioned() -> None:
     finding = found("replicas", of=report(result(), ttft_target=3.0))
     assert finding.verdict == "4"
