@@ -34,6 +34,7 @@ class Disaggregation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         token_bytes: of a token in a cache.
         splits: ``quicker``: what is split is what is quicker so, as production decides; ``always``: every prompt.
         answer_weight: as in ``balancer.disaggregation.settings``.
+        name: what people call its links, in tables; nothing depends on it.
     """
 
     prefill: Count
@@ -42,6 +43,7 @@ class Disaggregation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token_bytes: Weight = 131_072.0
     splits: Literal["quicker", "always"] = "quicker"
     answer_weight: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 1.0
+    name: str | None = None
 
 
 class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -24,6 +24,9 @@ NONE: Final = "none"
 LINK: Final = "link"
 """In such a table, stands for ``gbits`` and ``latency``: a link by its name, or a network by its rate, as everywhere else."""
 
+NAME: Final = "name"
+"""In such a table, what it is called where it is told of: as the link was written, unless it says otherwise."""
+
 EXAMPLES: Final = {
     "store": 'store={link="25gbe"}',
     "disaggregation": 'disaggregation={prefill=2,link="25gbe"}',
@@ -69,7 +72,8 @@ def _with_rates(field: str, table: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             f"fleet.{field}: give either {LINK} (its name, or a network's rate) or gbits (what arrives of it as data), not both"
         )
-    return {**fields_of(link_of(f"fleet.{field}.{LINK}", str(made.pop(LINK)))), **made}
+    written = str(made.pop(LINK))
+    return {**fields_of(link_of(f"fleet.{field}.{LINK}", written)), NAME: written, **made}
 
 
 def _check(field: str, value: Any) -> None:

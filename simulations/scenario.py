@@ -17,7 +17,7 @@ import msgspec
 from balancer.errors import ConfigError
 from simulations.detailed_fleet import DetailedFleet
 from simulations.fleet_errors import said
-from simulations.fleet_tables import EXAMPLES, TABLES, remedy, spelled
+from simulations.fleet_tables import EXAMPLES, NAME, TABLES, remedy, spelled
 from simulations.grid import Case
 from simulations.hardware.estimate import Hardware, estimate
 from simulations.named_policies import NamedPolicy, parse
@@ -160,7 +160,9 @@ def fleet_of(model: Kind, fields: Mapping[str, Any]) -> SimpleFleet | DetailedFl
             raise ConfigError(f"fleet.{CACHE}: must be a number of tokens, one block ({size}) at least, got {tokens}")
         given["blocks"] = int(tokens // size)
     given = {
-        field: {key: number_of(each) for key, each in value.items()} if isinstance(value, dict) else number_of(value)
+        field: {key: each if key == NAME else number_of(each) for key, each in value.items()}
+        if isinstance(value, dict)
+        else number_of(value)
         for field, value in spelled(given).items()
     }
     try:

@@ -108,7 +108,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=V,V",
-        help="play each of these values, as in replicas=4,8 or store=none,25gbe; may be repeated",
+        help="play each of these values, as in replicas=4,8 or store=none,25gbe; others are compared with the first; may be "
+        "repeated",
     )
     chance = parser.add_argument_group("runs")
     chance.add_argument("--seed", type=int, metavar="N", help="of all chance (default 1)")

@@ -37,6 +37,7 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         total_gbits: that all replicas together read at once, divided evenly among those that do. None: without end.
         write_gbits: that one replica writes: what it has computed goes there one prompt after the other, and is there when all
             of it is. None: it is there at once, at no cost.
+        name: what people call it, in tables; nothing depends on it.
     """
 
     gbits: Rate = 100.0
@@ -46,6 +47,7 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     total_gbits: Rate | None = None
     write_gbits: Rate | None = None
+    name: str | None = None
 
     def size(self, tokens: int) -> float:
         """Bytes."""

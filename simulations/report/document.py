@@ -9,9 +9,10 @@ from typing import Final, Literal
 import msgspec
 
 from simulations.bounds import Bounds, Rule
-from simulations.report.comparison import BLIND, STICKY
+from simulations.report.comparison import BLIND, STICKY, cells
 from simulations.report.finding import Finding
 from simulations.report.findings import find
+from simulations.report.fleets import Baseline, baseline
 from simulations.report.result import Result
 from simulations.traces.trace import Trace
 
@@ -58,7 +59,10 @@ class BoundFacts(msgspec.Struct, frozen=True):
 
 
 class Document(msgspec.Struct, frozen=True):
-    """One report. ``schema`` says how to read it; ``inputs`` are the caller's words for what was run."""
+    """One report. ``schema`` says how to read it; ``inputs`` are the caller's words for what was run.
+
+    ``baseline`` is the fleet that others are compared with, where there are others.
+    """
 
     kind: Literal["kvlb simulate"]
     schema: int
@@ -68,6 +72,7 @@ class Document(msgspec.Struct, frozen=True):
     bounds: BoundFacts | None
     results: list[Result]
     findings: list[Finding]
+    baseline: Baseline | None = None
 
 
 def document(
@@ -98,6 +103,7 @@ def document(
         bounds=limits,
         results=list(results),
         findings=find(facts.has_blocks, limits, results, ttft_target=ttft_target, blind=blind, sticky=sticky),
+        baseline=baseline(cells(results)),
     )
 
 

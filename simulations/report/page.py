@@ -46,7 +46,7 @@ def page(report: Document) -> str:
 </header>
 <main>
 <h2>Findings</h2>
-<div class="findings">
+{_baseline(report)}<div class="findings">
 {"".join(_finding(finding) for finding in report.findings)}</div>
 {_figures(plots)}{runs_table(report)}{_details(report)}</main>
 <footer>{_versions(report)}Simulated: replicas are a model, requests are those of the trace. Nothing on this page comes from
@@ -131,6 +131,12 @@ def _compared(best: Cell, plain: Cell, figure: str) -> str:
         if other / mine >= 1.05
         else f"; {plain.policy}: {duration(other)}"
     )
+
+
+def _baseline(report: Document) -> str:
+    if report.baseline is None:
+        return ""
+    return element("p", escape(report.baseline.words), class_="caption", id="baseline") + "\n"
 
 
 def _finding(finding: Finding) -> str:

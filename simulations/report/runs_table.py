@@ -3,16 +3,20 @@
 Knows results and HTML. Never knows which of them matter.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from simulations.report.comparison import base, cells, fleet_of, ranked, varied_settings
 from simulations.report.document import Document
 from simulations.report.figures import count, percent, seconds
+from simulations.report.fleets import ALWAYS, setting_words
 from simulations.report.result import Result
 from simulations.report.svg import element, escape
 
 Shown = tuple[str, str | int | float | None]
 """What stands in a column, and what it is sorted by (None: by what stands there)."""
+
+Words = Callable[[Mapping[str, str | int | float | bool | None]], str]
+"""A setting as people write it, by the settings of a run."""
 
 NOTHING: Shown = ("-", -1)
 
@@ -21,7 +25,8 @@ def runs_table(report: Document) -> str:
     """Every run a row; what runs differ in are columns. Empty if there is none."""
     if not report.results:
         return ""
-    shown = [_columns(result, report.results) for result in report.results]
+    varied = {name: _words(name, report.results) for name in varied_settings(report.results)}
+    shown = [_columns(result, report.results, varied) for result in report.results]
     heads = list(shown[0])
     best = next(iter(ranked(base(cells(report.results)))), None)
     rows = [
@@ -52,7 +57,13 @@ def value_words(value: str | int | float | bool | None) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _columns(result: Result, results: Sequence[Result]) -> dict[str, Shown]:
+def _words(name: str, results: Sequence[Result]) -> Words:
+    if name in ALWAYS:
+        return setting_words(name, [each.settings for each in results])
+    return lambda settings: value_words(settings.get(name))
+
+
+def _columns(result: Result, results: Sequence[Result], varied: Mapping[str, Words]) -> dict[str, Shown]:
     summary, misses = result.summary, result.misses
     columns: dict[str, Shown] = {"policy": (result.policy, None)}
     if len({each.replicas for each in results}) > 1:
@@ -60,9 +71,9 @@ def _columns(result: Result, results: Sequence[Result]) -> dict[str, Shown]:
     if len({each.cache_tokens for each in results}) > 1:
         size = result.cache_tokens
         columns["cache tokens"] = NOTHING if size is None else (count(size), size)
-    for name in varied_settings(results):
+    for name, words in varied.items():
         value = result.settings.get(name)
-        columns[name] = (value_words(value), value if isinstance(value, int | float) else None)
+        columns[name] = (words(result.settings), value if isinstance(value, int | float) else None)
     columns["seed"] = (str(result.seed), result.seed)
     figures: dict[str, tuple[Callable[[float], str], float]] = {"hit": (percent, summary.hit)}
     times = {

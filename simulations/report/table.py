@@ -10,10 +10,11 @@ from typing import Final
 
 import msgspec
 
-from simulations.report.comparison import Cell, Fleet, base, cells, ranked, varied_settings
+from simulations.report.comparison import Cell, Fleet, base, cells, ranked
 from simulations.report.document import BoundFacts, Document
 from simulations.report.figures import count, duration, percent, seconds
 from simulations.report.finding import NOT_KNOWN, Certainty
+from simulations.report.fleets import fleet_words
 
 NAME: Final = 34
 """Names longer than this are cut."""
@@ -88,8 +89,8 @@ def table(report: Document, *, width: int = 100, colour: bool = False) -> str:
     first = base(every)
     fleets = list(dict.fromkeys([*(cell.fleet for cell in first), *(cell.fleet for cell in every)]))
     blocks += [_fleet_block(every, fleet, report.bounds, width, colour) for fleet in fleets]
-    if len(fleets) > 1:
-        blocks.append(_wrapped(f"What follows compares policies on {_fleet_words(every, fleets[0])}.", width))
+    if report.baseline is not None:
+        blocks.append(_wrapped(report.baseline.words, width))
     for finding in report.findings:
         is_said = finding.certainty is Certainty.MEASURED or finding.verdict == NOT_KNOWN
         mark = "" if is_said else f" ({finding.certainty.words})"
@@ -100,7 +101,7 @@ def table(report: Document, *, width: int = 100, colour: bool = False) -> str:
 
 def _fleet_block(every: Sequence[Cell], fleet: Fleet, bounds: BoundFacts | None, width: int, colour: bool) -> str:
     some = [cell for cell in every if cell.fleet == fleet]
-    head = _fleet_words(every, fleet)
+    head = _safe(fleet_words(every, fleet))
     seeds = max(cell.seeds for cell in some)
     if seeds > 1:
         head += _seed_words(some, seeds)
@@ -120,22 +121,6 @@ def _fleet_block(every: Sequence[Cell], fleet: Fleet, bounds: BoundFacts | None,
     return _wrapped(head, width) + "\n" + _grid(columns, rows, ends, width, colour)
 
 
-def _fleet_words(every: Sequence[Cell], fleet: Fleet) -> str:
-    """Which fleet it is: replicas, cache, and what others of the report have otherwise."""
-    words = f"{fleet.replicas} replica{'' if fleet.replicas == 1 else 's'}"
-    if fleet.cache_tokens is not None:
-        words += f" with {count(fleet.cache_tokens)} tokens of cache each"
-    names = varied_settings([result for cell in every for result in cell.results])
-    varied = [
-        f"{name}={value:g}" if isinstance(value, float) else f"{name}={_spaced(value)}"
-        for name, value in fleet.settings
-        if name in names
-    ]
-    if varied:
-        words += " (" + ", ".join(map(_safe, varied)) + ")"
-    return words
-
-
 def _seed_words(some: Sequence[Cell], seeds: int) -> str:
     """Of how many runs the figures are means, and of which that says nothing."""
     certain = [cell.policy for cell in some if cell.is_certain]
@@ -143,11 +128,6 @@ def _seed_words(some: Sequence[Cell], seeds: int) -> str:
         return f", the same with each of {seeds} seeds: none of it was left to chance"
     told = f", means over {seeds} seeds"
     return f"{told} ({', '.join(map(_safe, certain))}: the same with each)" if certain else told
-
-
-def _spaced(value: object) -> object:
-    """A table of settings with spaces, where its line can be folded."""
-    return value.replace(",", ", ") if isinstance(value, str) and value.startswith("{") else value
 
 
 def _grid(columns: Sequence[Column], rows: list[list[str]], ends: int, width: int, colour: bool) -> str:

@@ -13,6 +13,7 @@ import msgspec
 from simulations.report.comparison import Cell, Spread, alike, differ, is_quicker, may_be_quicker, ranked
 from simulations.report.figures import duration, percent
 from simulations.report.finding import MORE_SEEDS, NOT_KNOWN, NOTICED, REFUSED, Certainty, Finding, holds, p95, sureness
+from simulations.report.fleets import ALWAYS, told_apart
 from simulations.report.result import table_of
 
 
@@ -32,14 +33,14 @@ PARTS: Final = (
         "store",
         "Is a shared store worth it?",
         "a store",
-        "gbits",
+        ALWAYS["store"],
         "Its price is not in it (kvlb plan --store-price weighs it), and what it takes to write there only with write_gbits.",
     ),
     Part(
         "disaggregation",
         "Is it worth it to part prefill and decode?",
         "a split",
-        "prefill",
+        ALWAYS["disaggregation"],
         "Both have as many replicas. How many of them compute prompts decides most: try several.",
     ),
 )
@@ -202,23 +203,15 @@ def _other_policy(chosen: Cell, every: Iterable[Cell]) -> list[str]:
 
 
 def _named(part: Part, having: Sequence[Cell]) -> Callable[[Cell], str]:
-    """What is said of each: in which fields its table differs from the others'."""
-    tables = [_table(cell, part) for cell in having]
-    fields = [
-        field
-        for field in dict.fromkeys([field for table in tables for field in table])
-        if field == part.told or len({repr(table.get(field)) for table in tables}) > 1
-    ]
+    """What is said of each: in which fields its table differs from the others'; a link by its name alone."""
+    told = told_apart([_table(cell, part) for cell in having], part.told)
 
     def words(cell: Cell) -> str:
-        table = _table(cell, part)
-        return ", ".join([f"{field}={_shown(table[field])}" for field in fields if field in table])
+        return ", ".join(
+            [value if field == "link" else f"{field}={value}" for field, value in told(_table(cell, part)).items()]
+        )
 
     return words
-
-
-def _shown(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
 
 
 def _table(cell: Cell, part: Part) -> dict[str, Any]:

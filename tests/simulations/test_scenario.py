@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from balancer.economics.links import LINKS
@@ -227,7 +228,7 @@ def test_a_sweep_on_the_command_line() -> None:
 def test_a_table_on_the_command_line_takes_numbers_with_letters_and_words_without_quotes() -> None:
     field, (table,) = sweep_of("store={link=25gbe,tokens=4G,loads=always}", "--fleet")
     assert fleet_of("detailed", {field: table}) == DetailedFleet(
-        store=StoreSettings(gbits=22.5, tokens=4_000_000_000, loads="always")
+        store=StoreSettings(gbits=22.5, tokens=4_000_000_000, loads="always", name="25gbe")
     )
 
 
@@ -378,7 +379,7 @@ def test_a_link_has_the_same_name_in_a_store_a_split_and_a_plan() -> None:
     def store(value: Any) -> StoreSettings | None:
         fleet = fleet_of("simple", {"store": value})
         assert isinstance(fleet, SimpleFleet)
-        return fleet.store
+        return None if fleet.store is None else msgspec.structs.replace(fleet.store, name=None)
 
     named = store({"link": "25gbe", "loads": "always"})
     assert named == StoreSettings(gbits=22.5, latency=0.001, loads="always")
@@ -387,8 +388,25 @@ def test_a_link_has_the_same_name_in_a_store_a_split_and_a_plan() -> None:
     assert store({"link": "25gbe", "latency": 0.5}) == StoreSettings(gbits=22.5, latency=0.5), "its own is told"
     split = fleet_of("detailed", {"disaggregation": {"prefill": 2, "link": "100gbe"}})
     assert isinstance(split, DetailedFleet)
-    assert split.disaggregation == Disaggregation(2, gbits=90.0, latency=0.001)
+    assert split.disaggregation == Disaggregation(2, gbits=90.0, latency=0.001, name="100gbe")
     _, values = sweep_of("store=none,25gbe")
     assert [store(each) for each in values] == [None, StoreSettings(gbits=22.5, latency=0.001)]
     with_weight = with_hardware("simple", Hardware("llama-3.1-8b", "h100"), {"store": "25gbe"})
-    assert with_weight["store"] == {"token_bytes": 131072, "gbits": 22.5, "latency": 0.001}
+    assert with_weight["store"] == {"token_bytes": 131072, "gbits": 22.5, "latency": 0.001, "name": "25gbe"}
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ("25gbe", "25gbe"),
+        ({"link": "25"}, "25"),
+        ({"link": 25}, "25"),
+        ({"gbits": 25}, None),
+        ({"gbits": 25, "name": "mine"}, "mine"),
+        ({"link": "25gbe", "name": "4M"}, "4M"),
+    ],
+)
+def test_a_store_keeps_the_name_that_it_was_given(value: Any, name: str | None) -> None:
+    fleet = fleet_of("simple", with_hardware("simple", Hardware("llama-3.1-8b", "h100"), {"store": value}))
+    assert fleet.store is not None
+    assert fleet.store.name == name

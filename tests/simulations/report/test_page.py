@@ -3,11 +3,13 @@ import hashlib
 import re
 import xml.etree.ElementTree as ET
 
+import msgspec
 import pytest
 
 from simulations.report.page import page
 from simulations.report.plots import plots_of
 from simulations.report.result import Result
+from simulations.store import StoreSettings
 from tests.support.runs import CASES, report, result, trace
 
 HTML = "{http://www.w3.org/1999/xhtml}"
@@ -128,3 +130,19 @@ def test_what_is_not_known_is_said_once() -> None:
     root = parsed(page(report(result("cache_aware"))))
     (finding,) = [each for each in root.iter("section") if "unknown" in (each.get("class") or "").split()]
     assert [each.text for each in finding.iter() if (each.text or "").lower() == "not known"] == ["Not known"]
+
+
+def test_the_page_says_which_fleet_others_are_compared_with() -> None:
+    made = report(result(replicas=4, settings={"x": "<y>"}), result(replicas=8, settings={"x": "z"}))
+    (found,) = [each for each in parsed(page(made)).iter() if each.get("id") == "baseline"]
+    assert made.baseline is not None
+    assert found.text == made.baseline.words
+    assert "baseline" not in {each.get("id") for each in parsed(page(report(result()))).iter()}
+
+
+def test_stores_are_called_what_their_links_were_called() -> None:
+    store = msgspec.json.encode(StoreSettings(90.0, name="100gbe")).decode()
+    made = parsed(page(report(result(), result(settings={"store": store}))))
+    cells = [each.text for each in made.iter(f"{HTML}td")] + [each.text for each in made.iter("td")]
+    assert "100gbe" in cells
+    assert "none" in cells

@@ -1,9 +1,12 @@
 import re
+from typing import Any
 
+import msgspec
 import pytest
 
 from simulations.report.result import Result
 from simulations.report.table import table
+from simulations.store import StoreSettings
 from tests.support.runs import report, result
 
 MANY = [result(name, ttft=at + 1.0) for at, name in enumerate(("cache_aware", "least_load", "round_robin"))]
@@ -94,8 +97,11 @@ def test_findings_of_several_fleets_say_which_they_speak_of() -> None:
         return result(policy, cache_tokens=1280, settings={"lag": 2.0})
 
     made = report(result("a", settings={"lag": 0.0}), large("a"), large("b"))
-    words = "What follows compares policies on 4 replicas with 1.28 k tokens of cache each."
-    told = table(made, width=128)
+    words = (
+        "What follows compares policies on 4 replicas with 1.28 k tokens of cache each, and other fleets with it: "
+        "of the 2 that were run, the first on which most policies served anybody."
+    )
+    told = table(made, width=300)
     assert told.index(words) < told.index(made.findings[0].question), "most were run on that one"
     assert told.index("\n4 replicas with 640 tokens of cache each\n") < told.index(words)
     assert "What follows" not in table(report(large("a"), large("b")))
@@ -113,11 +119,37 @@ def test_who_served_nothing_has_no_figures() -> None:
     )
 
 
+def test_the_fleet_that_others_are_compared_with_is_the_first_that_was_asked_for() -> None:
+    some = [result("a", settings={"lag": lag}) for lag in (2.0, 1.0, 0.0)]
+    told = table(report(*some), width=300)
+    assert (
+        "What follows compares policies on 4 replicas with 640 tokens of cache each (lag=2), and other fleets with it: "
+        "the first of the 3 that were run; name another one first to compare with that.\n"
+    ) in told
+    assert "(lag=0), and other fleets" in table(report(*reversed(some)), width=300)
+
+
+def test_a_store_is_called_what_its_link_was_called() -> None:
+    def of(**fields: Any) -> Result:
+        return result(settings={"store": msgspec.json.encode(StoreSettings(**fields)).decode()})
+
+    named = of(gbits=90.0, name="100gbe")
+    told = table(report(result(), named, of(gbits=9.0, name="10gbe", loads="always")), width=128)
+    heads = re.findall(r"^4 replicas with 640 tokens of cache each \((.*)\)$", told, re.M)
+    assert heads == ["store=none", "store=100gbe", "store={link=10gbe, loads=always}"]
+    assert "With a store (10gbe, loads=always) cache_aware" in told
+    told = table(report(result(), named), width=128)
+    assert "4 replicas with 640 tokens of cache each (store=100gbe)" in told
+    assert "With a store (100gbe) cache_aware" in told
+
+
 def test_a_store_is_folded_between_its_settings() -> None:
-    text = '{"gbits":25.0,"latency":0.001,"token_bytes":131072.0,"loads":"mixed","tokens":null}'
-    made = table(report(result(settings={"store": text}), result(settings={})), width=60)
-    assert '"gbits":25.0, "latency":0.001,' in made.replace("\n", " ")
-    assert '"token_bytes":131072.0,' in made
+    text = msgspec.json.encode(
+        StoreSettings(gbits=25.0, loads="always", tokens=9_000_000_000, write_gbits=3.0)
+    ).decode()
+    other = msgspec.json.encode(StoreSettings()).decode()
+    made = table(report(result(settings={"store": text}), result(settings={"store": other})), width=60)
+    assert "{gbits=25, loads=always, tokens=9000000000, write_gbits=3}" in made.replace("\n", " ")
 
 
 ANSWERS = "latency p95 TPOT ms p95"
