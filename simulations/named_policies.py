@@ -65,7 +65,9 @@ def _parse_one(text: str, flag: str) -> NamedPolicy:
         key, equals, value = pair.partition("=")
         if not equals:
             raise ConfigError(f"{flag} {name}: {pair.strip()!r} is no setting; write key=value, as in {name}(price=3)")
-        settings[key.strip()] = value_of(value)
+        if (known := key.strip()) in settings:
+            raise ConfigError(f"{flag} {name}: {known} is there twice in {text!r}; give it once")
+        settings[known] = value_of(value)
     written = ",".join([f"{key}={_shown(value)}" for key, value in settings.items()])
     return NamedPolicy(f"{name}({written})" if written else name, name, settings)
 

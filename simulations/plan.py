@@ -32,7 +32,7 @@ from simulations.replaying import line
 from simulations.scenario import Kind, number_of
 from simulations.sizes import MOST_REPLICAS
 from simulations.store import LEAST_GBITS, MOST_GBITS, MOST_SECONDS, gbits_of
-from simulations.targets import parse_target
+from simulations.targets import Target, parse_target
 from simulations.traces.options import add_reading_options, check_used, reading_options, scaled, scaled_words
 from simulations.traces.reading import open_trace
 from simulations.traces.trace import Trace
@@ -97,7 +97,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     sys.path.append("")  # a policy of one's own may lie in the folder that kvlb is started from
-    targets = [parse_target(each) for each in args.slo]
+    targets = _targets(args.slo)
     policies = parse(args.policy)
     kinds = _hardware(args)
     prices = _prices(args, kinds)
@@ -164,6 +164,16 @@ def run(args: argparse.Namespace) -> int:
             "Allow for faster devices (--gpu), more (--gpus, --max-replicas) or more time, or calibrate"
         )
     return 0
+
+
+def _targets(given: Sequence[str]) -> list[Target]:
+    found: dict[str, tuple[str, Target]] = {}
+    for each in given:
+        target = parse_target(each)
+        before, _ = found.setdefault(target.figure, (each, target))
+        if before != each:
+            raise ConfigError(f"--slo {before}, --slo {each}: {target.figure} has one target; leave one of them out")
+    return [target for _, target in found.values()]
 
 
 def _hardware(args: argparse.Namespace) -> list[Hardware]:

@@ -105,12 +105,15 @@ def reading_options(args: argparse.Namespace) -> ReadingOptions:
     Raises:
         ConfigError: one of them cannot be used.
     """
-    columns = {}
+    columns: dict[str, str] = {}
     for each in args.column:
         field, is_given, name = each.partition("=")
         if not (is_given and name):
             raise ConfigError(f"--column: {each!r} names no column; give FIELD=NAME")
-        columns[field] = name
+        if columns.setdefault(field, name) != name:
+            raise ConfigError(
+                f"--column {field}={columns[field]}, --column {each}: a field is called one thing; leave one of them out"
+            )
     if args.ids not in (None, "chained", "content"):
         raise ConfigError(f"--ids: {args.ids!r} is unknown; use chained or content")
     return ReadingOptions(

@@ -316,6 +316,7 @@ def test_what_is_wrong_with_a_store_is_told(
         ("--price h100=1 --price H100=2", "--price h100=1, --price H100=2: a device has one price; leave one out"),
         ("--gpu l40s", "--gpu h100, --gpu l40s: one of them would not count; give both at once, as in --gpu h100,l40s"),
         ("--policy random --policy round_robin", "give both at once, as in --policy random,round_robin"),
+        ("--slo ttft_p95=2s", "--slo ttft_p95=80ms, --slo ttft_p95=2s: ttft_p95 has one target; leave one of them out"),
         ("--rate 2 --rate 3", "--rate 2, --rate 3: one of them would not count; give it once"),
         (
             "--trace-rate 2",

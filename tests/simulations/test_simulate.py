@@ -164,6 +164,15 @@ def test_finished_runs_are_found_again(trace: str, tmp_path: Path, capsys: pytes
             "TRACE --simple --trace-rate 1",
             "--trace-rate: each of the trace's requests has a time; what plays it faster is --l",
         ),
+        (
+            "TRACE --simple --column timestamp=a --column timestamp=b",
+            "--column timestamp=a, --column timestamp=b: a field is called one thing; leave one of them out",
+        ),
+        (
+            "--generate chat(rate=1,rate=2)",
+            "--generate chat: rate is there twice in 'chat(rate=1,rate=2)'; give it once",
+        ),
+        ("TRACE --policy predicted_ttft(price=1,price=2)", "--policy predicted_ttft: price is there twice"),
         ("TRACE --simple --pause 3", "--pause: the trace has times, or no turns; leave it out"),
         ("TRACE --simple --sweep replicas", "write a field of the fleet"),
         ("TRACE --simple --fleet replicas=1,2", "--fleet replicas=1,2: give one value"),
