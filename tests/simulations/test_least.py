@@ -21,16 +21,16 @@ QUICK = LatencyModel(overhead=0.001, weights=0.004, token=1e-4, pair=1e-8, conte
 
 
 def talks(folder: Path, *, apart: float, pauses: bool = False, users: int = 5) -> Trace:
-    """Conversations of four turns: each prompt begins with the one before it and its answer, of which half a block is new."""
+    """Conversations of four turns: each prompt begins with the one before it and its answer, and a little more."""
     lines = []
     for user in range(users):
         for turn in range(4):
-            length = 700 + 100 * user + turn * 900
+            length = 700 + 100 * user + turn * 1500
             ids = [1000 * user + at for at in range(-(-length // 512))]
             told: dict[str, Any] = {
                 "session_id": f"s{user}",
                 "input_length": length,
-                "output_length": 40,
+                "output_length": 1400,
                 "hash_ids": ids,
             }
             at = {"delay": 9000} if turn and pauses else {"timestamp": int(1000 * apart * (4 * user + turn))}

@@ -301,8 +301,9 @@ def test_a_store_that_is_too_slow_is_not_worth_its_price(
 def test_what_is_wrong_with_a_store_is_told(
     trace: str, flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("plan", trace, "--slo", "ttft_p95=80ms", "--model", "llama-3.1-8b", "--gpu", "h100", "--price", "h100=3")
-    assert run(*words, *flags) == 2
+    words = ("plan", trace, "--slo", "ttft_p95=80ms", "--model", "llama-3.1-8b", "--price", "h100=3")
+    gpu = () if "--gpu" in flags else ("--gpu", "h100")
+    assert run(*words, *gpu, *flags) == 2
     assert message in capsys.readouterr().err
 
 
@@ -358,7 +359,11 @@ def test_how_many_requests_are_played_is_told_where_it_is_not_all(
 def test_what_is_wrong_is_one_line_that_names_the_flag(
     flags: tuple[str, ...], message: str, trace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("plan", trace, *PLANNED, *flags) == 2
+    planned = list(PLANNED)
+    if flags[0] in planned:
+        at = planned.index(flags[0])
+        del planned[at : at + 2]
+    assert run("plan", trace, *planned, *flags) == 2
     told = capsys.readouterr().err
     assert message in told
     assert len(told.strip().splitlines()) == 1
