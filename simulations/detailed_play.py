@@ -20,8 +20,6 @@ from balancer.errors import RequestError
 from balancer.fleet import Status
 from balancer.policies.base import Policy
 from balancer.router import Router
-from balancer.siblings.exchange import Asking, Exchange
-from balancer.siblings.report import Report
 from hashing.recipes import Recipe
 from indexer.events import AllBlocksCleared, BlockStored, KVEvent
 from indexer.index import ReplicaId
@@ -33,6 +31,7 @@ from simulations.detailed_fleet import DetailedFleet, prefill_speed, told
 from simulations.divided import Divided
 from simulations.engine import Engine
 from simulations.engine_values import EngineConfig, EngineRequest, ScheduledStep
+from simulations.exchanging import Exchanging
 from simulations.forgotten import Forgotten
 from simulations.given_keys import GivenKeys, proof
 from simulations.hub import Hub
@@ -50,9 +49,6 @@ QUIET_TICKS: Final = 600
 """After so many in a row in which no step began, each takes twice as long to come: a load may take years."""
 
 RETRY_SECONDS: Final = 1.0
-ANSWER_SECONDS: Final = 0.005
-"""From a question to a sibling to its answer."""
-
 ATTEMPTS: Final = 30
 """How often a request is tried again that nobody can take, before it counts as refused."""
 
@@ -110,8 +106,7 @@ class Play(Course):
         self._open: dict[int, Sent] = {}
         self._held: dict[tuple[int, int], Held] = {}  # by gateway and lease
         self._due = [-math.inf] * fleet.gateways
-        self._siblings = exchanges(self._gateways, fleet.exchange)
-        self._asking: set[int] = set()  # gateways that ask their siblings every so often
+        self._exchanging = Exchanging(self._gateways, fleet.exchange, self._push, lambda: self._is_busy)
         self._in_turn = 0
         self._next_tick = math.inf
         self._quiet = 0  # ticks in which nothing began
@@ -147,7 +142,7 @@ class Play(Course):
         self._arrivals[request] = came
         tokens = self._trace.inputs[request]
         self._tick_at(now + TICK_SECONDS)
-        self._begin_exchange(now)
+        self._exchanging.begin(now)
         if tokens + 1 > self._config.max_model_len:
             self._leave(now, request)
             return
@@ -355,33 +350,6 @@ class Play(Course):
             if stored:
                 gateway.caches.stores.observe(NAME, Apply([Batch(now, stored)]))
 
-    # Siblings
-
-    def _begin_exchange(self, now: float) -> None:
-        """Each gateway asks every so often; not all in one moment, for they began at different times."""
-        for number in range(len(self._siblings)):
-            if number not in self._asking:
-                self._asking.add(number)
-                offset = self._siblings[number].book.pause(now) * number / len(self._siblings)
-                self._push(now + offset, self._ask_siblings, number)
-
-    def _ask_siblings(self, now: float, number: int) -> None:
-        own = self._siblings[number]
-        own.refresh(now)
-        for address in own.book.addresses:
-            self._push(now + ANSWER_SECONDS / 2, self._tell_sibling, own, own.asking(address, now))
-        if self._is_busy:
-            self._push(now + own.book.pause(now), self._ask_siblings, number)
-        else:
-            self._asking.discard(number)
-
-    def _tell_sibling(self, now: float, asker: Exchange, asked: Asking) -> None:
-        report = self._siblings[int(asked.address)].report(now, asked.after)
-        self._push(now + ANSWER_SECONDS / 2, self._hear_sibling, asker, asked, report)
-
-    def _hear_sibling(self, now: float, asker: Exchange, asked: Asking, report: Report) -> None:
-        asker.heard(asked, report, now)
-
     # Faults
 
     def _die(self, now: float, replica: PlayedReplica, down: float) -> None:
@@ -493,19 +461,6 @@ class Play(Course):
             self._missed[at] += missed
         begin = max(cached, min(best, sent.known)) // size
         self._lost_tokens += min(why[3], size * sum([at >= begin for at in sent.forgotten]))
-
-
-def exchanges(gateways: Sequence[Router], interval: float | None) -> list[Exchange]:
-    """What each of them tells the others, and is told; nothing without an interval, or where there is only one."""
-    if interval is None or len(gateways) < 2:
-        return []
-    names = [str(number) for number in range(len(gateways))]
-    made = [
-        Exchange(gateway.fleet, gateway.sessions, name, interval) for gateway, name in zip(gateways, names, strict=True)
-    ]
-    for each in made:
-        each.book.set(name for name in names if name != each.book.own)
-    return made
 
 
 def _sample(_: str) -> int:
