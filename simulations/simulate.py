@@ -38,6 +38,7 @@ from simulations.report.result import Result, result_of
 from simulations.report.table import table
 from simulations.results import Run
 from simulations.scenario import CACHE, DEFAULT_POLICIES, Scenario, cases, load
+from simulations.targets import parse_time
 from simulations.traces.options import (
     READING,
     add_reading_options,
@@ -119,7 +120,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     chance.add_argument("--quiet", action="store_true", help="say nothing of progress")
     report = parser.add_argument_group("the report")
     report.add_argument(
-        "--ttft-p95", type=float, metavar="S", help="seconds that 95 %% of first tokens have to come within"
+        "--ttft-p95",
+        type=parse_time,
+        metavar="TIME",
+        help="what 95 %% of first tokens have to come within: seconds, or as in 500ms",
     )
     report.add_argument(
         "--json", metavar="FILE", help="write the report as JSON; - is standard output, instead of the table"

@@ -5,6 +5,7 @@ Knows the figures of a run and units of time. Never knows fleets.
 
 import math
 import re
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from typing import Final
 
@@ -41,6 +42,19 @@ def distance(targets: Sequence[Target], summary: Summary) -> float:
         return math.inf
     target = worst(targets, summary)
     return float(getattr(summary, target.figure) / target.seconds)
+
+
+def parse_time(text: str) -> float:
+    """Seconds that are written as in a target, or as a number alone.
+
+    Raises:
+        ArgumentTypeError: it is no time; whether it is one of use is for others to say.
+    """
+    match = _TIME.fullmatch(text.strip())
+    try:
+        return float(text) if match is None else float(match[1]) * _UNITS[match[2]]
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no time; write seconds, or a time such as 500ms") from None
 
 
 def parse_target(text: str) -> Target:

@@ -13,6 +13,7 @@ from simulations.report.finding import (
     REFUSED,
     Certainty,
     Finding,
+    holds,
     mean,
     of_size,
     sureness,
@@ -27,7 +28,9 @@ PLACES: Final = (0.9, 0.99)
 """How much of what can be had counts as most of it, and as all of it."""
 
 
-def cache(best: Cell, every: list[Cell], bounds: "BoundFacts | None") -> Finding:
+def cache(best: Cell, every: list[Cell], bounds: "BoundFacts | None", target: float | None = None) -> Finding:
+    """Of the fleet of ``best``. Nothing is advised that does not hold the ``target`` of first tokens which this holds."""
+
     def finding(verdict: str, answer: str, certainty: Certainty, *compared: Cell) -> Finding:
         return Finding("cache", "How much cache?", verdict, answer, [*because, sureness([best, *compared])], certainty)
 
@@ -50,7 +53,7 @@ def cache(best: Cell, every: list[Cell], bounds: "BoundFacts | None") -> Finding
         )
         return finding("More is needed", answer, Certainty.MEASURED)
     if best.evicted < COSTLY:
-        spare = None if size is None else _smallest(tried, best, size)
+        spare = None if size is None else _smallest(tried, best, size, target)
         answer = f"Eviction costs {points(best.evicted)} of hit, and more cache could bring no more than that."
         if spare is not None:
             answer += f" {count(spare.fleet.cache_tokens or 0)} tokens per replica do as well."
@@ -59,7 +62,7 @@ def cache(best: Cell, every: list[Cell], bounds: "BoundFacts | None") -> Finding
     weighed = f"Eviction costs {points(best.evicted)} of hit, routing {points(best.elsewhere)}."
     if size is None or pool is None:
         return finding("More would help", weighed, Certainty.MEASURED)
-    larger = next((cell for cell in tried if (cell.fleet.cache_tokens or 0) >= 2 * size), None)
+    larger = _larger(tried, best, size, target)
     if larger is not None:
         gained = larger.hit.mean - best.hit.mean
         answer = (
@@ -105,11 +108,20 @@ def _of_curve(bounds: "BoundFacts", pool: int) -> list[str]:
     return lines
 
 
-def _smallest(tried: list[Cell], best: Cell, size: int) -> Cell | None:
+def _larger(tried: list[Cell], best: Cell, size: int, target: float | None) -> Cell | None:
+    """The first one that is twice as large or more; where a target is to be held, the first of these that holds it."""
+    some = [cell for cell in tried if (cell.fleet.cache_tokens or 0) >= 2 * size]
+    good = [cell for cell in some if target is not None and not holds(best, target) and holds(cell, target)]
+    return next(iter(good or some), None)
+
+
+def _smallest(tried: list[Cell], best: Cell, size: int, target: float | None) -> Cell | None:
     """The smallest cache that was run and does as well as this one, where it is at most half of it."""
     for cell in tried:
         if 2 * (cell.fleet.cache_tokens or 0) > size:
             return None
+        if target is not None and holds(best, target) and not holds(cell, target):
+            continue
         if (
             not is_faster(best, cell)
             and cell.hit.mean >= best.hit.mean - HIT_TIES

@@ -143,8 +143,10 @@ def ranked(some: Iterable[Cell]) -> list[Cell]:
     )
 
 
-def alike(cell: Cell, others: Iterable[Cell], *ignoring: str) -> list[Cell]:
+def alike(cell: Cell, others: Iterable[Cell], *ignoring: str, by_all: bool = False) -> list[Cell]:
     """Those of the same policy on fleets that differ in nothing but ``ignoring``: "replicas", "cache_tokens" or settings.
+
+    With ``by_all`` those of every policy.
 
     A setting that says the same as ``cache_tokens`` is to be among them. Where replicas are ignored, ``load`` is not what was
     set but what it comes to: it is per replica, and a larger fleet is only comparable if as many requests came.
@@ -161,7 +163,9 @@ def alike(cell: Cell, others: Iterable[Cell], *ignoring: str) -> list[Cell]:
             settings,
         )
 
-    return [other for other in others if other.policy == cell.policy and rest(other.fleet) == rest(cell.fleet)]
+    return [
+        other for other in others if (by_all or other.policy == cell.policy) and rest(other.fleet) == rest(cell.fleet)
+    ]
 
 
 def cache_settings(some: Sequence[Cell]) -> list[str]:

@@ -26,6 +26,16 @@ def duration(value: float) -> str:
     return f"{value / 3600:.1f} h" if value < 172_800 else f"{seconds(value / 86_400)} days"
 
 
+def apart(value: float, other: float) -> str:
+    """A duration, in so many digits that nobody takes it for the other one."""
+    text = duration(value)
+    if value == other or text != duration(other):
+        return text
+    return next(
+        (f"{value:.{digits}g} s" for digits in range(4, 17) if f"{value:.{digits}g}" != f"{other:.{digits}g}"), text
+    )
+
+
 def tick(value: float) -> str:
     """Of an axis: no more digits than it takes."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

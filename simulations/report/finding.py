@@ -90,7 +90,7 @@ def _points(share: float) -> str:
 def against(one: Cell, other: Cell) -> str:
     hits = f"hit {_with(one.hit, _points)} % and {_with(other.hit, _points)} %"
     if not differ(one.hit, other.hit, least=HIT_TIES):
-        hits += ", no difference"
+        hits += ", which is no difference of hits"
     return (
         f"{one.policy} and {other.policy}: mean time to the first token {_with(one.ttft_mean, seconds)} s and "
         f"{_with(other.ttft_mean, seconds)} s, 95th percentile {p95(one)} and {p95(other)}, {hits}."

@@ -8,6 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from simulations.report.cache_size import cache
 from simulations.report.comparison import Cell, base, cells, is_faster, kind_name, may_be_quicker, ranked
 from simulations.report.figures import percent, points, times
@@ -24,9 +26,10 @@ from simulations.report.finding import (
     of_a_hundred,
     sureness,
 )
+from simulations.report.fleets import fleet_words
 from simulations.report.result import Result
 from simulations.report.short_sample import shortness, unsteadiness
-from simulations.report.sizing import fleet
+from simulations.report.sizing import answering, fleet
 from simulations.report.worth import worth
 
 if TYPE_CHECKING:
@@ -52,9 +55,11 @@ def find(
         answer = "Every request was refused." if results else "There is not one run."
         return [Finding("tokens", "What came of it?", "Nothing", answer, [], Certainty.UNKNOWN)]
     best = served[0]
+    taken = answering(best, every, ttft_target) or best
     found = [_tokens(best, bounds)]
     if has_blocks:
-        found += [_routing(served, bounds, blind, sticky), cache(best, every, bounds)]
+        of_cache = cache(taken, every, bounds, ttft_target)
+        found += [_routing(served, bounds, blind, sticky), _about(taken, best, every, of_cache)]
     else:
         answer = "This trace tells how long prompts are, and not what they have in common."
         remedy = "Record the block hashes of prompts, or take a public trace that has them."
@@ -62,7 +67,15 @@ def find(
             Finding("routing", "Do I need cache-aware routing?", NOT_KNOWN, answer, [remedy], Certainty.UNKNOWN)
         )
     found.append(fleet(best, every, bounds, ttft_target))
-    return found + worth(best, every, ttft_target) + _sample(best)
+    found += worth(best, every, ttft_target)
+    return found + [_about(taken, best, every, each) for each in _sample(taken)]
+
+
+def _about(taken: Cell, best: Cell, every: list[Cell], finding: Finding) -> Finding:
+    """The same, saying which fleet it is about, where that is not the one that others are compared with."""
+    if taken.fleet == best.fleet:
+        return finding
+    return msgspec.structs.replace(finding, answer=f"{fleet_words(every, taken.fleet)}: {finding.answer}")
 
 
 def _sample(best: Cell) -> list[Finding]:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from simulations.confirming import BRINGS, WIDELY
-from simulations.report.comparison import Cell, alike
-from simulations.report.figures import duration, percent, times
+from simulations.report.comparison import Cell, alike, cache_settings
+from simulations.report.figures import apart, duration, percent, times
 from simulations.report.finding import (
     COSTLY,
     REFUSED,
@@ -22,6 +22,7 @@ from simulations.report.finding import (
     replicas,
     sureness,
 )
+from simulations.report.fleets import fleet_words
 from simulations.report.lru_curve import lru
 from simulations.report.result import split_of
 
@@ -44,29 +45,71 @@ STEP: Final = 0.8
 """A step to more replicas is worth it where it leaves at most this share of the 95th percentile."""
 
 
+BESIDES: Final = ("store", "disaggregation")
+"""What a fleet may have or not and still be an answer, as it may have another cache."""
+
+
+def answering(best: Cell, every: list[Cell], target: float | None) -> Cell | None:
+    """What runs say is the fleet to take, under the policy that it is to be taken with; None where they say of none.
+
+    ``best`` is the best one on the fleet that others are compared with. A target is held by whoever holds it: under any policy
+    that was run, and with any cache, store or split. Of as many replicas, those come first that are like ``best``.
+    """
+    if target is None:
+        tried = _tried(best, every)
+        return _kept(tried) if len(tried) > 1 else None
+    like = alike(best, every, "replicas", by_all=True)
+    return min(
+        (cell for cell in _candidates(best, every) if holds(cell, target)),
+        key=lambda cell: (
+            cell.fleet.replicas,
+            cell not in like,
+            cell.policy != best.policy,
+            cell.fleet.cache_tokens or 0,
+            cell.ttft_p95.mean,
+        ),
+        default=None,
+    )
+
+
+def _tried(best: Cell, every: list[Cell]) -> list[Cell]:
+    same = alike(best, every, "replicas")
+    return sorted((cell for cell in same if cell.served), key=lambda cell: cell.fleet.replicas)
+
+
+def _candidates(best: Cell, every: list[Cell]) -> list[Cell]:
+    """All that were run as an answer to how many it takes."""
+    ignoring = ("replicas", "cache_tokens", *cache_settings(every), *BESIDES)
+    return [cell for cell in alike(best, every, *ignoring, by_all=True) if cell.served]
+
+
 def fleet(best: Cell, every: list[Cell], bounds: "BoundFacts | None", target: float | None) -> Finding:
     """What was run with several numbers of replicas is compared; of one number, more or fewer are estimated."""
-    same = sorted(alike(best, every, "replicas"), key=lambda cell: cell.fleet.replicas)
-    tried = [cell for cell in same if cell.served]
+    tried = _tried(best, every)
     split = split_of(dict(best.fleet.settings))
-    because = _of_sides(best, split) if split else _of_time(best, bounds)
+    is_run = target is not None or len(tried) > 1
+    because = _of_sides(best, split) if split else _of_time(best, bounds, is_estimated=not is_run)
     if len(tried) > 1:
-        because.insert(0, f"95 % of first tokens come within {', '.join(map(of_replicas, tried))}.")
-    because += [f"With {replicas(cell.fleet.replicas)} nobody was served." for cell in same if not cell.served]
+        because.insert(
+            0, f"Under {best.policy}, 95 % of first tokens come within {', '.join(map(of_replicas, tried))}."
+        )
+    unserved = sorted(cell.fleet.replicas for cell in alike(best, every, "replicas") if not cell.served)
+    because += [f"With {replicas(number)} nobody was served." for number in unserved]
     because.append("This is about prompts alone: how many answers run at once may ask for more.")
     because.append(sureness(tried))
 
     def finding(verdict: str, answer: str, certainty: Certainty) -> Finding:
         return Finding("replicas", "How many replicas?", verdict, answer, because, certainty)
 
-    if all(cell.refused > REFUSED for cell in tried):
-        least = min(tried, key=lambda cell: cell.refused)
+    candidates = tried if target is None else _candidates(best, every)
+    if all(cell.refused > REFUSED for cell in candidates):
+        least = min(candidates, key=lambda cell: cell.refused)
         answer = (
             f"{percent(least.refused)} of the requests were refused: first give replicas a cache that they fit into."
         )
         return finding(BY_NONE, answer, Certainty.MEASURED)
     if target is not None:
-        return finding(*_for_target(tried, target))
+        return finding(*_for_target(best, every, target))
     if len(tried) > 1:
         return finding(*_by_steps(tried), Certainty.MEASURED)
     return finding(*(_estimated_sides(best, split) if split else _estimated(best, bounds)), Certainty.ESTIMATE)
@@ -75,17 +118,40 @@ def fleet(best: Cell, every: list[Cell], bounds: "BoundFacts | None", target: fl
 # What was run
 
 
-def _for_target(tried: Sequence[Cell], target: float) -> tuple[str, str, Certainty]:
-    good = next((cell for cell in tried if holds(cell, target)), None)
+def _for_target(best: Cell, every: list[Cell], target: float) -> tuple[str, str, Certainty]:
     goal = f"95 % of first tokens within {duration(target)}"
+    candidates, good = _candidates(best, every), answering(best, every, target)
     if good is None:
-        return _held_by_none(tried, target, f"{goal[0].upper()}{goal[1:]}")
-    fewest = " Fewer were not tried." if good is tried[0] and good.fleet.replicas > 1 else ""
-    worse = [cell for cell in tried[tried.index(good) :] if cell.ttft_p95.mean > target]
+        nearest = min(candidates, key=lambda cell: (cell.refused > REFUSED, cell.ttft_p95.mean))
+        return _held_by_none(_tried(nearest, every), target, f"{goal[0].upper()}{goal[1:]}")
+    answer = f"The fewest of those tried with {goal}: it takes {apart(good.ttft_p95.mean, target)}"
+    answer += f"{_named(good, best, every)}."
+    if good.fleet.replicas == min(cell.fleet.replicas for cell in candidates) > 1:
+        answer += " Fewer were not tried."
+    kin = _tried(good, every)
+    worse = [cell for cell in kin[kin.index(good) :] if cell.ttft_p95.mean > target]
     if worse:
-        fewest += f" But it takes {', '.join(map(of_replicas, worse))}: more replicas are not quicker in every run."
-    answer = f"The fewest of those tried with {goal}: it takes {p95(good)}.{fewest}"
-    return str(good.fleet.replicas), answer, Certainty.MEASURED
+        answer += f" But it takes {', '.join(map(of_replicas, worse))}: more replicas are not quicker in every run."
+    return str(good.fleet.replicas), answer + _otherwise(good, best, every, target), Certainty.MEASURED
+
+
+def _named(good: Cell, best: Cell, every: list[Cell]) -> str:
+    """What it has that the best one of the fleets that others are compared with has not."""
+    policy = f" under {good.policy}" if good.policy != best.policy else ""
+    is_like = good in alike(best, every, "replicas", by_all=True)
+    return policy if is_like else f"{policy}, on {fleet_words(every, good.fleet)}"
+
+
+def _otherwise(good: Cell, best: Cell, every: list[Cell], target: float) -> str:
+    """How many it would be of those like the best one, where the answer is none of them."""
+    own = alike(best, every, "replicas")
+    if good in own:
+        return ""
+    held = min((cell.fleet.replicas for cell in own if holds(cell, target)), default=None)
+    number = "none of those tried holds it" if held is None else f"it is {held}"
+    if good in alike(best, every, "replicas", by_all=True):
+        return f" Under {best.policy}, whose mean is the shortest, {number}."
+    return f" Without that, under {best.policy}, {number}."
 
 
 def _held_by_none(tried: Sequence[Cell], target: float, goal: str) -> tuple[str, str, Certainty]:
@@ -105,16 +171,22 @@ def _held_by_none(tried: Sequence[Cell], target: float, goal: str) -> tuple[str,
             ". Take faster devices, or allow for more time."
         )
         return BY_NONE, answer, Certainty.MEASURED
-    answer = f"{goal} is not reached with {most.fleet.replicas}: it takes {p95(most)}."
+    answer = f"{goal} is not reached with {most.fleet.replicas}: it takes {apart(most.ttft_p95.mean, target)}."
     return f"More than {most.fleet.replicas}", answer, Certainty.MEASURED
 
 
-def _by_steps(tried: Sequence[Cell]) -> tuple[str, str]:
+def _kept(tried: Sequence[Cell]) -> Cell:
+    """The last that made a difference."""
     kept = tried[-1]
     for fewer, more in zip(reversed(tried[:-1]), reversed(tried[1:]), strict=True):
         if fewer.refused > more.refused + REFUSED or more.ttft_p95.mean < STEP * fewer.ttft_p95.mean:
             break
         kept = fewer
+    return kept
+
+
+def _by_steps(tried: Sequence[Cell]) -> tuple[str, str]:
+    kept = _kept(tried)
     if kept is tried[-1]:
         answer = "Each step that was tried made first tokens quicker by a fifth or more; more were not tried."
         return f"{kept.fleet.replicas} or more", answer
@@ -163,13 +235,15 @@ def _unplayed(fewer: int, have: int) -> str:
     )
 
 
-def _of_time(best: Cell, bounds: "BoundFacts | None") -> list[str]:
+def _of_time(best: Cell, bounds: "BoundFacts | None", *, is_estimated: bool) -> list[str]:
     have, load = best.fleet.replicas, _load(best)
     told = f"With {replicas(have)}, prompts keep each busy {percent(best.prompt_busy)} of the time"
     if best.down:
         told += f" that it is there ({percent(best.down)} they were down after restarts)"
     if load > 1:
         told += f", and {times(load)} as much comes as they can compute meanwhile; the rest is computed after the last arrival"
+    if not is_estimated:  # what was run says more
+        return [f"{told}."]
     because = [
         f"{told}. At most {100 * BUSY:.0f} % would be {replicas(_enough(have, load))}, if hits stayed as they are; the busier, "
         "the longer queues get, and bursts cost more."

@@ -1,13 +1,14 @@
 """``simulations/targets.py``: targets are read as people write them, and held or not."""
 
 import math
+from argparse import ArgumentTypeError
 
 import msgspec
 import pytest
 
 from balancer.errors import ConfigError
 from simulations.results import Summary
-from simulations.targets import Target, distance, parse_target, worst
+from simulations.targets import Target, distance, parse_target, parse_time, worst
 
 SUMMARY = Summary("p", 10, 0, 0.5, 1.0, 0.9, 1.5, 2.0, 3.0, 4.0, 9.0, 1.0, 0.5)
 
@@ -45,3 +46,14 @@ def test_how_far_a_run_is_from_the_worst_of_its_targets() -> None:
     assert worst(targets, SUMMARY) == targets[1]
     assert distance(targets, SUMMARY) == 2.0
     assert distance(targets, msgspec.structs.replace(SUMMARY, refused=1)) == math.inf
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("2", 2.0), ("2s", 2.0), ("500ms", 0.5), ("2m", 120.0), ("-1", -1.0)])
+def test_a_time_is_seconds_or_has_a_unit(text: str, seconds: float) -> None:
+    assert parse_time(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["2h", "", "soon", "2 s s"])
+def test_what_is_no_time_is_told(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="is no time; write seconds, or a time such as 500ms"):
+        parse_time(text)

@@ -30,6 +30,14 @@ def test_less_cache_may_do_as_well() -> None:
     assert "320 tokens per replica do as well" in finding.answer
 
 
+def test_less_cache_does_not_do_where_it_misses_the_target() -> None:
+    larger = result(evicted=0.0, ttft=1.0, cache_tokens=640, settings={"blocks": 40})
+    smaller = result(evicted=0.001, ttft=1.02, cache_tokens=320, settings={"blocks": 20})
+    between = (larger.summary.ttft_p95 + smaller.summary.ttft_p95) / 2
+    assert found("cache", larger, smaller).verdict == "Less would do"
+    assert found("cache", of=report(larger, smaller, ttft_target=between)).verdict == "Enough as it is"
+
+
 def test_what_more_cache_brings_is_measured_where_it_was_run() -> None:
     base = [
         result(name, evicted=0.19, elsewhere=0.02, settings={"blocks": 40}) for name in ("cache_aware", "round_robin")

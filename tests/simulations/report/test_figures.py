@@ -1,6 +1,6 @@
 import pytest
 
-from simulations.report.figures import count, duration, percent, points, seconds, tick, times
+from simulations.report.figures import apart, count, duration, percent, points, seconds, tick, times
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,11 @@ def test_other_figures() -> None:
     assert percent(0.3734) == "37.3 %"
     assert [times(1.44), times(12.3)] == ["1.4 times", "12 times"]
     assert [tick(0.5), tick(1000), tick(12500)] == ["0.5", "1,000", "12,500"]
+
+
+@pytest.mark.parametrize(
+    ("value", "other", "shown"),
+    [(2.0013, 2.0, "2.001 s"), (2.0, 2.0, "2.00 s"), (1.5, 2.0, "1.50 s"), (2.00000001, 2.0, "2.00000001 s")],
+)
+def test_what_is_not_the_same_does_not_look_the_same(value: float, other: float, shown: str) -> None:
+    assert apart(value, other) == shown

@@ -1,5 +1,6 @@
 """``simulations/report/sizing.py``: how many replicas, as runs of several numbers show it, and as one run lets guess."""
 
+import re
 from array import array
 from typing import Any
 
@@ -88,6 +89,63 @@ def test_a_target_is_met_by_the_fewest() -> None:
     assert found("replicas", of=made).verdict == "6"
     made = report(*some, ttft_target=0.5)
     assert found("replicas", of=made).verdict == "More than 12"
+
+
+def test_a_target_may_be_held_by_fewer_under_another_policy() -> None:
+    some = [result(policy, replicas=at, ttft=ttft) for policy, at, ttft in [
+        ("cache_aware", 8, 2.0), ("session_sticky", 8, 1.5), ("cache_aware", 9, 1.0), ("cache_aware", 12, 0.9),
+    ]]  # fmt: skip
+    quicker = [*some, result("cache_aware", replicas=4, ttft=5.0), result("session_sticky", replicas=4, ttft=6.0)]
+    finding = found("replicas", of=report(*reversed(quicker), ttft_target=2.3))
+    assert finding.verdict == "8"
+    assert "under session_sticky. Under cache_aware, whose mean is the shortest, it is 9." in finding.answer
+
+
+def with_cache(replicas: int, cache_tokens: int, ttft: float, **others: Any) -> Result:
+    return result(replicas=replicas, cache_tokens=cache_tokens, ttft=ttft, settings={"blocks": cache_tokens}, **others)
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["the small one first", "the large one first"])
+def test_a_target_may_be_held_with_another_cache_whatever_comes_first(turned: bool) -> None:
+    some = [with_cache(8, 320, 2.0), with_cache(8, 640, 1.5), with_cache(8, 1280, 1.4), with_cache(4, 320, 4.0)]
+    finding = found("replicas", of=report(*(reversed(some) if turned else some), ttft_target=2.3))
+    assert finding.verdict == "8"
+    words = "on 8 replicas with 640 tokens of cache each"
+    if turned:  # others are compared with the fleet of 4
+        assert f"{words}. Without that, under cache_aware, none of those tried holds it." in finding.answer
+    else:
+        assert words in finding.answer
+
+
+def test_a_store_may_hold_a_target() -> None:
+    store = msgspec.json.encode({"gbits": 22.5, "name": "25gbe"}).decode()
+    plain, stored = result(ttft=2.0), result(ttft=1.0, settings={"store": store})
+    finding = found("replicas", of=report(plain, stored, ttft_target=2.0))
+    assert finding.verdict == "4"
+    assert "(store=25gbe)" in finding.answer
+
+
+def test_a_fleet_that_nobody_has_or_that_is_asked_less_holds_no_target() -> None:
+    pooled, idle = result(ttft=0.5, settings={"pooled": True}), result(ttft=0.5, settings={"load": 0.1})
+    assert found("replicas", of=report(result(ttft=2.0), pooled, idle, ttft_target=1.0)).verdict == "More than 4"
+
+
+def test_a_time_that_is_missed_by_little_does_not_read_as_held() -> None:
+    made = result(ttft=1.0)
+    just = made.summary.ttft_p95 - 0.0001
+    answer = found("replicas", of=report(made, ttft_target=just)).answer
+    told = re.findall(r"\d[\d.]* s", answer)
+    assert len(set(told)) == len(told) == 2, answer
+
+
+def test_the_fleet_that_is_the_answer_is_the_one_whose_cache_and_sample_are_judged() -> None:
+    some = [with_cache(4, 320, 9.0, evicted=0.2), with_cache(8, 320, 1.0, evicted=0.0, requests=30)]
+    findings = {each.topic: each for each in report(*some, ttft_target=3.0).findings}
+    assert findings["replicas"].verdict == "8"
+    assert findings["cache"].verdict == "Enough as it is"
+    assert findings["cache"].answer.startswith("8 replicas with 320 tokens of cache each: Eviction costs 0 points")
+    assert findings["sample"].answer.startswith("8 replicas with 320 tokens of cache each: ")
+    assert "8 replicas" not in {each.topic: each for each in report(*some[:1]).findings}["cache"].answer
 
 
 def test_who_refuses_meets_no_target() -> None:
