@@ -56,6 +56,8 @@ def find(
         return [Finding("tokens", "What came of it?", "Nothing", answer, [], Certainty.UNKNOWN)]
     best = served[0]
     taken = answering(best, every, ttft_target) or best
+    if best.refused > REFUSED:
+        bounds = None  # they are of all requests, and those that were refused are often the longest
     found = [_tokens(best, bounds)]
     if has_blocks:
         of_cache = cache(taken, every, bounds, ttft_target)

@@ -59,6 +59,19 @@ def test_fewer_refusals_are_a_gain_too() -> None:
     assert "refuses" in finding.answer
 
 
+def test_bounds_of_all_requests_say_nothing_where_some_were_refused() -> None:
+    def made(refused: float) -> Document:
+        some = [
+            result("cache_aware", ttft=1.0, hit=0.6, refused=refused),
+            result("round_robin", ttft=3.0, refused=refused),
+        ]
+        return report(*some, of=runs.trace(1))  # of which nothing can be had
+
+    assert found("routing", of=made(0.0)).verdict == "No"
+    assert found("routing", of=made(0.1)).verdict == "Yes"
+    assert found("tokens", of=made(0.1)).verdict == "60.0 % from a cache"
+
+
 def test_overlapping_intervals_are_no_difference() -> None:
     some = [result("cache_aware", ttft=ttft, seed=at) for at, ttft in enumerate((0.5, 1.5))]
     some += [result("round_robin", ttft=ttft, seed=at) for at, ttft in enumerate((0.51, 1.51))]
