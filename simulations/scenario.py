@@ -156,7 +156,7 @@ def fleet_of(model: Kind, fields: Mapping[str, Any]) -> SimpleFleet | DetailedFl
         if not isinstance(size, int):
             raise ConfigError(f"fleet.block_size: must be a number of tokens, got {size!r}")
         tokens = number_of(given.pop(CACHE))
-        if not isinstance(tokens, int | float) or tokens < size:
+        if not isinstance(tokens, int | float) or not size <= tokens < math.inf:
             raise ConfigError(f"fleet.{CACHE}: must be a number of tokens, one block ({size}) at least, got {tokens}")
         given["blocks"] = int(tokens // size)
     given = {

@@ -295,6 +295,8 @@ def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
         ("detailed", {"load": 0.5, "rate": 1}, "fleet.load: give either load or rate, not both"),
         ("simple", {"cache": "511"}, "fleet.cache: must be a number of tokens, one block (512) at least, got 511"),
         ("detailed", {"cache": "lots"}, "fleet.cache: must be a number of tokens, one block (16) at least, got lots"),
+        ("simple", {"cache": math.inf}, "fleet.cache: must be a number of tokens, one block (512) at least, got inf"),
+        ("detailed", {"cache": math.nan}, "fleet.cache: must be a number of tokens, one block (16) at least, got nan"),
         ("simple", {"cache": "4M", "block_size": "x"}, "fleet.block_size: must be a number of tokens, got 'x'"),
         ("simple", {"replicas": "many"}, "fleet.replicas: must be a whole number, got 'many'"),
         ("simple", {"replicas": 0}, "fleet.replicas: must be a whole number of at least 1, got 0"),
