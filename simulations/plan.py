@@ -40,6 +40,8 @@ from simulations.traces.trace import Trace
 DEFAULT_POLICIES: Final = "predicted_ttft,cache_aware,round_robin"
 DEFAULT_LINK: Final = "100gbe"
 MOST_MS: Final = 1000 * MOST_SECONDS
+MOST_RATE: Final = 1e12
+"""As of a fleet's ``rate``."""
 
 
 class NoPlan(BalancerError):
@@ -98,15 +100,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     sys.path.append("")  # a policy of one's own may lie in the folder that kvlb is started from
     targets = _targets(args.slo)
-    policies = parse(args.policy)
+    policies = list({policy.written: policy for policy in parse(args.policy)}.values())
     kinds = _hardware(args)
     prices = _prices(args, kinds)
     for kind in kinds:
         estimate(kind)  # what cannot be built is told before a large file is read
     store = _store(args, kinds, prices)
     rate = number_of(args.rate)
-    if not isinstance(rate, int | float) or not 0 < rate < float("inf"):
-        raise ConfigError(f"--rate: must be a number above 0, got {args.rate}")
+    if not isinstance(rate, int | float) or not 0 < rate <= MOST_RATE:
+        raise ConfigError(f"--rate: must be a number above 0 and at most {MOST_RATE:,.0f}, got {args.rate}")
     if not 1 <= args.max_replicas <= MOST_REPLICAS:
         raise ConfigError(
             f"--max-replicas: must be a whole number from 1 to {MOST_REPLICAS:,}, got {args.max_replicas}; so many are played "
@@ -187,7 +189,7 @@ def _hardware(args: argparse.Namespace) -> list[Hardware]:
     weight = None if args.weight_bits is None else args.weight_bits / 8
     kv = 2.0 if args.kv_bits is None else args.kv_bits / 8
     names = [each.strip().lower() for each in args.gpu.split(",")]
-    return [Hardware(args.model, name, count, weight, kv) for name in names for count in counts]
+    return list(dict.fromkeys([Hardware(args.model, name, count, weight, kv) for name in names for count in counts]))
 
 
 def _prices(args: argparse.Namespace, kinds: Sequence[Hardware]) -> dict[str, float]:

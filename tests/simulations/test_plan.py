@@ -351,7 +351,8 @@ def test_how_many_requests_are_played_is_told_where_it_is_not_all(
     [
         (("--max-replicas", "100001"), "--max-replicas: must be a whole number from 1 to 4,096, got 100001"),
         (("--max-replicas", "0"), "--max-replicas: must be a whole number from 1 to 4,096, got 0"),
-        (("--rate", "nan"), "--rate: must be a number above 0, got nan"),
+        (("--rate", "nan"), "--rate: must be a number above 0 and at most 1,000,000,000,000, got nan"),
+        (("--rate", "2e12"), "--rate: must be a number above 0 and at most 1,000,000,000,000, got 2e12"),
         (("--jobs", "0"), "--jobs: must be at least 1, got 0"),
         (("--slo", "ttft_p95=1e999s"), "--slo ttft_p95=1e999s: write a figure and a time above 0"),
     ],
@@ -367,6 +368,24 @@ def test_what_is_wrong_is_one_line_that_names_the_flag(
     told = capsys.readouterr().err
     assert message in told
     assert len(told.strip().splitlines()) == 1
+
+
+def test_what_is_named_twice_is_planned_once(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "plan",
+        trace,
+        *PLANNED,
+        "--policy",
+        "round_robin, round_robin",
+        "--gpus",
+        "1,1",
+        "--json",
+        "-",
+        "--no-confirm",
+    ]
+    words[words.index("h100")] = "h100,H100"
+    assert run(*words) == 0
+    assert len(json.loads(capsys.readouterr().out)["plans"]) == 1
 
 
 def test_a_sample_that_is_too_short_is_told(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
