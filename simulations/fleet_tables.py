@@ -19,7 +19,8 @@ TABLES: Final[dict[str, type[msgspec.Struct]]] = {"store": StoreSettings, "disag
 """Fields of a fleet that have fields of their own."""
 
 NONE: Final = "none"
-"""Stands for a fleet without one of these, so that it can be swept beside those that have one."""
+"""Stands for a fleet without one of these, so that it can be swept beside those that have one; so it does for other fields
+that a fleet may be without."""
 
 LINK: Final = "link"
 """In such a table, stands for ``gbits`` and ``latency``: a link by its name, or a network by its rate, as everywhere else."""

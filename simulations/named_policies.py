@@ -75,9 +75,10 @@ def _parse_one(text: str, flag: str) -> NamedPolicy:
 def value_of(text: str) -> Any:
     """A value as TOML writes it; what is none is a text."""
     try:
-        return tomllib.loads(f"value = {text.strip()}")["value"]
+        found = tomllib.loads(f"value = {text.strip()}")
     except tomllib.TOMLDecodeError:
         return text.strip()
+    return found["value"] if len(found) == 1 else text.strip()  # or lines behind the first would count for nothing
 
 
 def _shown(value: Any) -> str:

@@ -17,7 +17,7 @@ import msgspec
 from balancer.errors import ConfigError
 from simulations.detailed_fleet import DetailedFleet
 from simulations.fleet_errors import said
-from simulations.fleet_tables import EXAMPLES, NAME, TABLES, remedy, spelled
+from simulations.fleet_tables import EXAMPLES, NAME, NONE, TABLES, remedy, spelled
 from simulations.grid import Case
 from simulations.hardware.estimate import Hardware, estimate
 from simulations.named_policies import NamedPolicy, parse
@@ -144,7 +144,8 @@ def fleet_of(model: Kind, fields: Mapping[str, Any]) -> SimpleFleet | DetailedFl
     """
     kind = FLEETS[model]
     known = kind.__struct_fields__
-    given = dict(fields)
+    without = {name for name, value in zip(known, kind.__struct_defaults__, strict=True) if value is None}
+    given = {field: value for field, value in fields.items() if value != NONE or field not in without}
     for field in given:
         if field not in known and field != CACHE:
             others = [name for name, other in FLEETS.items() if name != model and field in other.__struct_fields__]
@@ -179,12 +180,17 @@ def sweep_of(text: str, flag: str = "--sweep") -> tuple[str, list[Any]]:
     """
     field, equals, written = text.partition("=")
     try:
-        found = [number_of(each) for each in read_values(written)]
+        found = [_whole(number_of(each)) for each in read_values(written)]
     except Unreadable as error:
         raise ConfigError(f"{flag} {text}: {error}{_example(field)}") from error
     if not equals or not found:
         raise ConfigError(f"{flag} {text}: write a field of the fleet and what it is to be, as in {flag} replicas=4")
     return field_name(field), found
+
+
+def _whole(value: Any) -> Any:
+    """``1e4`` of a command line, which TOML takes for a number that is not whole, as flags of its own read it."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def field_name(text: str) -> str:

@@ -97,6 +97,21 @@ def test_what_some_of_several_fleets_have_no_use_for_is_no_mistake() -> None:
     assert len(planned) == 4
 
 
+def test_a_field_that_a_fleet_may_be_without_may_be_none() -> None:
+    swept = cases(
+        Scenario(policies=("random",), fleet={"gateways": 2}, sweep={"exchange": ["none", 1], "load": [0.5, "none"]})
+    )
+    assert [(each.fleet.exchange, each.fleet.load) for each in swept if isinstance(each.fleet, DetailedFleet)] == [
+        (None, 0.5),
+        (None, None),
+        (1, 0.5),
+        (1, None),
+    ]
+    assert fleet_of("simple", {"believed_tps": "none"}) == SimpleFleet()
+    with pytest.raises(ConfigError, match=r"^fleet\.gateways: must be a whole number, got 'none'$"):
+        fleet_of("detailed", {"gateways": "none"})
+
+
 def test_a_cache_in_tokens_is_as_many_blocks_as_fit() -> None:
     assert fleet_of("simple", {"cache": "1023"}) == SimpleFleet(blocks=1)
     assert fleet_of("detailed", {"cache": "4M", "block_size": 100}) == DetailedFleet(blocks=40_000, block_size=100)
@@ -214,6 +229,10 @@ def test_numbers_with_a_letter(text: Any, number: object) -> None:
 def test_a_sweep_on_the_command_line() -> None:
     assert sweep_of("block-size=16,512") == ("block_size", [16, 512])
     assert sweep_of("cache=1M, 4M") == ("cache", [1_000_000, 4_000_000])
+    assert sweep_of("replicas=1e1,4.0,2e3") == ("replicas", [10, 4, 2000])
+    assert fleet_of("simple", {"blocks": sweep_of("blocks=1e4")[1][0]}).blocks == 10_000
+    assert sweep_of("event_lag=inf,0.5") == ("event_lag", [math.inf, 0.5])
+    assert sweep_of("replicas=4\ngateways=2") == ("replicas", ["4\ngateways=2"]), "nothing of it is lost"
     assert sweep_of("speeds=[1, 0.5]", "--fleet") == ("speeds", [[1, 0.5]])
     assert sweep_of("closed_loop=true,false") == ("closed_loop", [True, False])
     assert sweep_of("store={gbits=25, latency=0},{}") == ("store", [{"gbits": 25, "latency": 0}, {}])
