@@ -14,6 +14,10 @@ from simulations.store import Delay, Rate, StoreSettings, Weight
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 Moment = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Blocks = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
+"""Each of them takes memory: of so many, more than any machine has."""
+BlockSize = Annotated[int, msgspec.Meta(ge=1, le=1_048_576)]
+"""Far beyond what engines have; the routers are proven one block's keys, token by token."""
 
 
 class Restart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,8 +76,8 @@ class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     replicas: Replicas = 8
-    blocks: Count = 8192
-    block_size: Count = 16
+    blocks: Blocks = 8192
+    block_size: BlockSize = 16
     max_num_batched_tokens: Count = 2048
     max_num_seqs: Count = 256
     async_scheduling: bool = False

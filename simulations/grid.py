@@ -96,6 +96,7 @@ def run_all(
 
     Raises:
         ConfigError: the folder cannot be used.
+        SimulationError: there is no memory for them, or a process was ended from outside.
     """
     began = time.monotonic()
     store = None if folder is None else _Store(folder, trace)
@@ -106,11 +107,17 @@ def run_all(
     if found:
         told(len(found), len(cases), 0.0)
     left = [at for at in range(len(cases)) if at not in found]
-    for at, run in _played(trace, cases, left, min(jobs or _cores(), len(left))):
-        found[at] = keep(cases[at], run)
-        if store is not None:
-            store.put(cases[at], run)
-        told(len(found), len(cases), time.monotonic() - began)
+    try:
+        for at, run in _played(trace, cases, left, min(jobs or _cores(), len(left))):
+            found[at] = keep(cases[at], run)
+            if store is not None:
+                store.put(cases[at], run)
+            told(len(found), len(cases), time.monotonic() - began)
+    except MemoryError as error:
+        raise SimulationError(
+            "a run takes more memory than there is: give replicas smaller caches (--cache, --blocks), fewer replicas, or a "
+            "part of the trace (--first)"
+        ) from error
     return [found[at] for at in range(len(cases))]
 
 

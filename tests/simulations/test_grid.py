@@ -9,7 +9,7 @@ import pytest
 
 from balancer.errors import ConfigError
 from simulations.detailed_fleet import DetailedFleet
-from simulations.grid import Case, decode, encode, run_all
+from simulations.grid import Case, SimulationError, decode, encode, run_all
 from simulations.named_policies import parse
 from simulations.results import Run
 from simulations.simple import SimpleFleet
@@ -155,4 +155,18 @@ def test_a_policy_that_fails_ends_all_of_it(jobs: int, tmp_path: Path, monkeypat
     monkeypatch.syspath_prepend(tmp_path)
     cases = [Case(parse("failing_policy:Mine")[0], SIMPLE), *CASES]
     with pytest.raises(ZeroDivisionError):
+        played(cases, jobs=jobs)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_want_of_memory_is_told_with_what_helps(jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "large_policy.py").write_text(
+        "import msgspec\n"
+        "class Mine(msgspec.Struct, frozen=True):\n"
+        "    def choose(self, candidates, draw, asked):\n"
+        "        raise MemoryError\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    cases = [Case(parse("large_policy:Mine")[0], SIMPLE), *CASES]
+    with pytest.raises(SimulationError, match=r"^a run takes more memory than there is: give replicas smaller caches"):
         played(cases, jobs=jobs)
