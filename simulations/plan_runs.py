@@ -86,7 +86,11 @@ class Runs:
         self, model: Kind, wanted: Sequence[Wanted], told: Callable[[int, int, float], None] = _silent
     ) -> list[Summary]:
         cases = [Case(policy, self._fleet(model, build, replicas), self._seed) for build, policy, replicas in wanted]
-        return run_all(self._trace, cases, jobs=self._jobs, told=told, keep=_summary)
+        return run_all(self._trace, cases, jobs=self._jobs, told=told, keep=self._summary)
+
+    def _summary(self, case: Case, run: Run) -> Summary:
+        """Whether caches were full matters where anything can be hit there."""
+        return summarise(run, case.fleet.blocks * case.fleet.block_size if self._trace.has_blocks else None)
 
     def _fleet(self, model: Kind, build: Build, replicas: int) -> SimpleFleet | DetailedFleet:
         fields: dict[str, Any] = {"replicas": replicas, "rate": self._rate, "closed_loop": self._trace.has_pauses}
@@ -96,10 +100,6 @@ class Runs:
             assert self._store is not None, "nobody plans with one otherwise"
             fields["store"] = self._store.fields
         return fleet_of(model, with_hardware(model, build.hardware, fields))
-
-
-def _summary(case: Case, run: Run) -> Summary:
-    return summarise(run, case.fleet.blocks * case.fleet.block_size)
 
 
 def _fleets(wanted: Sequence[Wanted]) -> str:

@@ -158,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
         jobs=args.jobs,
         folder=None if args.resume is None else Path(args.resume),
         told=_silent if args.quiet else tell,
-        keep=partial(_small, limits, None if scenario.ttft_p95 is None else Least(trace)),
+        keep=partial(_small, trace.has_blocks, limits, None if scenario.ttft_p95 is None else Least(trace)),
     )
     _show(
         document(
@@ -244,12 +244,13 @@ def _tokens(case: Case) -> int:
     return case.fleet.blocks * case.fleet.block_size
 
 
-def _small(limits: Bounds | None, least: Least | None, case: Case, run: Run) -> Result:
+def _small(has_blocks: bool, limits: Bounds | None, least: Least | None, case: Case, run: Run) -> Result:
     return result_of(
         run,
         cache_tokens=_tokens(case),
         infinite=None if limits is None else limits.infinite_by_request,
         ttft_p95_least=None if least is None else least.ttft_p95(case.fleet),
+        has_blocks=has_blocks,
     )
 
 

@@ -80,11 +80,13 @@ def result_of(
     cache_tokens: int | None = None,
     infinite: Sequence[int] | None = None,
     ttft_p95_least: float | None = None,
+    has_blocks: bool = True,
 ) -> Result:
     """A run made small.
 
     ``cache_tokens`` of one replica; ``infinite`` by request, in the run's order, the prompt tokens that had come before
-    (``Bounds.infinite_by_request``); ``ttft_p95_least`` as in ``Result``.
+    (``Bounds.infinite_by_request``); ``ttft_p95_least`` as in ``Result``. Without ``has_blocks``, nobody knows what prompts
+    have in common: caches serve nothing, and whether they were full does not matter.
     """
     served = [at for at, replica in enumerate(run.chosen) if replica != REFUSED]
     width = _width(run)
@@ -101,7 +103,7 @@ def result_of(
         replicas=run.replicas,
         settings=run.settings,
         cache_tokens=cache_tokens,
-        summary=summarise(run, cache_tokens),
+        summary=summarise(run, cache_tokens if has_blocks else None),
         misses=run.misses,
         tokens=sum([run.inputs[at] for at in served]),
         bin_seconds=width,

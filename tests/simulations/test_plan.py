@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -396,3 +397,16 @@ def test_a_sample_that_is_too_short_is_told(trace: str, capsys: pytest.CaptureFi
     assert "Plan with more of it (--first, or a longer trace)." in told
     assert run("plan", trace, *PLANNED, "--policy", "predicted_ttft", "--slo", "ttft_p99=9s", "--no-confirm") == 0
     assert "Of 24 requests 0 are beyond the 99th percentile." in capsys.readouterr().out
+
+
+def test_caches_are_not_too_empty_where_nothing_can_be_hit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text(
+        "timestamp,input_length,output_length\n" + "".join([f"{at},{400 + at},20\n" for at in range(30)])
+    )
+    assert run("plan", str(lengths), *PLANNED, "--policy", "round_robin", "--no-confirm") == 0
+    told = capsys.readouterr().out
+    assert "The sample may be too short for that: Of 30 requests 1 is beyond the 95th percentile." in told
+    assert run("simulate", str(lengths), "--quiet", "--policy", "round_robin") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Is the sample long enough? Too short Of 30 requests 1 is beyond the 95th percentile." in shown
