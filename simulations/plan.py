@@ -19,7 +19,7 @@ from balancer.errors import BalancerError, ConfigError
 from balancer.words import counted
 from simulations.economics import link_of
 from simulations.flags import given, once
-from simulations.hardware.estimate import Hardware, estimate
+from simulations.hardware.estimate import Hardware, TooSmall, estimate
 from simulations.moving import HOURS, Moving, best, moving
 from simulations.named_policies import parse
 from simulations.output import write_file
@@ -103,8 +103,9 @@ def run(args: argparse.Namespace) -> int:
     policies = list({policy.written: policy for policy in parse(args.policy)}.values())
     kinds = _hardware(args)
     prices = _prices(args, kinds)
-    for kind in kinds:
-        estimate(kind)  # what cannot be built is told before a large file is read
+    kinds, unbuilt = _buildable(kinds)  # what cannot be built is told before a large file is read
+    for each in unbuilt:
+        say(stopped_words(each))
     store = _store(args, kinds, prices)
     rate = number_of(args.rate)
     if not isinstance(rate, int | float) or not 0 < rate <= MOST_RATE:
@@ -141,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
     firsts = [first for side in sides if (first := best(plans, has_store=side)) is not None]
     for first in firsts:
         plans[plans.index(first)] = planner.around(first)
-    stopped = planner.stopped
+    stopped = [*unbuilt, *planner.stopped]
     plans = [msgspec.structs.replace(plan, line=_line(args, trace, plan, store)) for plan in plans]
     found = None
     if store is not None and plans:
@@ -190,6 +191,26 @@ def _hardware(args: argparse.Namespace) -> list[Hardware]:
     kv = 2.0 if args.kv_bits is None else args.kv_bits / 8
     names = [each.strip().lower() for each in args.gpu.split(",")]
     return list(dict.fromkeys([Hardware(args.model, name, count, weight, kv) for name in names for count in counts]))
+
+
+def _buildable(kinds: Sequence[Hardware]) -> tuple[list[Hardware], list[Stopped]]:
+    """Those that can be built, and why others cannot.
+
+    Raises:
+        ConfigError: there is no such model or device, or none of them holds the model.
+    """
+    built, unbuilt, first = [], [], None
+    for kind in kinds:
+        try:
+            estimate(kind)
+        except TooSmall as error:
+            first = first or error
+            unbuilt.append(Stopped(kind, f"it {error.why}"))
+        else:
+            built.append(kind)
+    if first is not None and not built:
+        raise first
+    return built, unbuilt
 
 
 def _prices(args: argparse.Namespace, kinds: Sequence[Hardware]) -> dict[str, float]:

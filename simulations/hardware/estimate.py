@@ -112,11 +112,20 @@ class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_bytes: Positive = 2.0
 
 
+class TooSmall(ConfigError):
+    """Devices that cannot hold a model; ``why`` goes on behind their name."""
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
 def estimate(hardware: Hardware) -> Estimate:
     """What a replica of this hardware can do. Computing is taken to be in 16 bits, whatever the weights are stored in.
 
     Raises:
-        ConfigError: there is no such model or device, or the weights leave no room for a cache.
+        ConfigError: there is no such model or device.
+        TooSmall: the weights leave no room for a cache.
     """
     model, gpu, count = hardware.model, hardware.gpu, hardware.count
     what, device = model_named("model", model), device_named("gpu", gpu)
@@ -127,9 +136,8 @@ def estimate(hardware: Hardware) -> Estimate:
     room = (device.memory_gb * MEMORY_SHARE - ACTIVATIONS_GB) * 1e9 * count - weights
     if room < kv_bytes * 1024:
         least = 1 + int(weights / ((device.memory_gb * MEMORY_SHARE - ACTIVATIONS_GB) * 1e9))
-        raise ConfigError(
-            f"gpu: {count} x {gpu} cannot hold {model} ({weights / 1e9:.0f} GB of weights) and a cache; take {least} at least"
-        )
+        why = f"cannot hold {model} ({weights / 1e9:.0f} GB of weights) and a cache; take {least} at least"
+        raise TooSmall(f"gpu: {count} x {gpu} {why}", why)
     token = 2 * (what.active or what.parameters) * 1e9 / flops
     return Estimate(
         latency=LatencyModel(

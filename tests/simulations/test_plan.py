@@ -410,3 +410,33 @@ def test_caches_are_not_too_empty_where_nothing_can_be_hit(tmp_path: Path, capsy
     assert run("simulate", str(lengths), "--quiet", "--policy", "round_robin") == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "Is the sample long enough? Too short Of 30 requests 1 is beyond the 95th percentile." in shown
+
+
+def test_devices_that_cannot_hold_the_model_are_left_out_of_the_plan(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "plan",
+        trace,
+        "--slo",
+        "ttft_p95=5s",
+        "--model",
+        "llama-3.1-70b",
+        "--gpu",
+        "h100,l4",
+        "--policy",
+        "round_robin",
+    ]
+    words += ["--no-confirm", "--jobs", "1"]
+    assert run(*words, "--gpus", "1,4", "--json", "-") == 0
+    told = capsys.readouterr()
+    document = json.loads(told.out)
+    assert {(each["hardware"]["gpu"], each["hardware"]["count"]) for each in document["plans"]} == {("h100", 4)}
+    why = "it cannot hold llama-3.1-70b (141 GB of weights) and a cache; take 3 at least"
+    assert [each["why"] for each in document["stopped"] if each["hardware"]["gpu"] == "h100"] == [why]
+    assert f"1 x h100 is not looked at further: {why}." in told.err
+    assert run(*words, "--gpus", "1") == 2
+    assert (
+        "gpu: 1 x h100 cannot hold llama-3.1-70b (141 GB of weights) and a cache; take 3 at least"
+        in capsys.readouterr().err
+    )
