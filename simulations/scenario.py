@@ -23,6 +23,7 @@ from simulations.hardware.estimate import Hardware, estimate
 from simulations.named_policies import NamedPolicy, parse
 from simulations.rivals import below, refuse_rivals
 from simulations.simple import SimpleFleet
+from simulations.speeds import with_speeds
 from simulations.written import Unreadable, read_values
 
 CACHE: Final = "cache"
@@ -102,7 +103,8 @@ def cases(scenario: Scenario) -> list[Case]:
     """
     policies = parse(",".join(scenario.policies) or DEFAULT_POLICIES)
     combined = _combined(scenario.fleet, scenario.sweep)
-    fleets = [fleet_of(scenario.model, with_hardware(scenario.model, scenario.hardware, each)) for each in combined]
+    model, hardware = scenario.model, scenario.hardware
+    fleets = [fleet_of(model, with_hardware(model, hardware, with_speeds(model, each))) for each in combined]
     _refuse_unused(fleets)
     count = len(policies) * len(fleets) * scenario.seeds
     if count > MAX_CASES:

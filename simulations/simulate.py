@@ -21,7 +21,7 @@ from balancer.errors import ConfigError
 from simulations.bounds import Bounds, bounds
 from simulations.flags import once, refuse_unused
 from simulations.fleet_errors import said
-from simulations.fleet_flags import FIELDS, layered, with_speeds
+from simulations.fleet_flags import FIELDS, layered
 from simulations.generators.base import generators
 from simulations.grid import Case, run_all
 from simulations.hardware.estimate import estimate
@@ -214,7 +214,7 @@ def scenario_of(args: argparse.Namespace) -> Scenario:
         if args.simple:
             scenario = msgspec.structs.replace(scenario, model="simple")
     fleet, sweep = layered(args, scenario.fleet, scenario.sweep)
-    changes: dict[str, Any] = {"fleet": with_speeds(scenario.model, fleet), "sweep": sweep}
+    changes: dict[str, Any] = {"fleet": fleet, "sweep": sweep}
     if (hardware := hardware_of(args, scenario.hardware)) is not None:
         changes["hardware"] = hardware
     if args.policy:

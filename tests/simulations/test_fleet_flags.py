@@ -9,7 +9,8 @@ import pytest
 
 from balancer.errors import ConfigError
 from simulations import simulate
-from simulations.fleet_flags import layered, with_speeds
+from simulations.fleet_flags import layered
+from simulations.speeds import with_speeds
 
 
 def args(words: str) -> argparse.Namespace:
