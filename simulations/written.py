@@ -61,11 +61,12 @@ def _element(text: str, whole: str) -> Any:
 
 def _parts(text: str) -> list[str]:
     """At the commas outside brackets and quotes, without the spaces around."""
-    parts, begin, quote = [], 0, ""
+    parts, begin, quote, is_escaped = [], 0, "", False
     closing: list[str] = []
     for at, letter in enumerate(text):
         if quote:
-            quote = "" if letter == quote else quote
+            quote = "" if letter == quote and not is_escaped else quote
+            is_escaped = quote == '"' and letter == "\\" and not is_escaped
         elif letter in _QUOTES:
             quote = letter
         elif letter in _PAIRS:

@@ -25,6 +25,8 @@ from simulations.written import Unreadable, read_values
         ("[{at=600,kind=soft}]", [[{"at": 600, "kind": "soft"}]]),
         ("\"a,b\",'c'", ["a,b", "c"]),
         ('{name="a,b}",more=c}', [{"name": "a,b}", "more": "c"}]),
+        (r'{name="a\",}b",more=c},"\\",2', [{"name": 'a",}b', "more": "c"}, "\\", 2]),
+        (r"'a\',b", ["a\\", "b"]),
         ("{a={b=c,d=[e,1]}}", [{"a": {"b": "c", "d": ["e", 1]}}]),
     ],
 )
