@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from balancer.siblings.settings import LEAST_INTERVAL
 from simulations.latency import LatencyModel
 from simulations.sizes import Replicas
 from simulations.store import Delay, Rate, StoreSettings, Weight
@@ -14,6 +15,8 @@ from simulations.store import Delay, Rate, StoreSettings, Weight
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 Moment = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Interval = Annotated[float, msgspec.Meta(ge=LEAST_INTERVAL, le=1e12)]
+"""As production asks at most: asking all the time would be all that a run does."""
 Blocks = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
 """Each of them takes memory: of so many, more than any machine has."""
 BlockSize = Annotated[int, msgspec.Meta(ge=1, le=1_048_576)]
@@ -90,7 +93,7 @@ class DetailedFleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     event_lag: Delay = 0.001
     event_loss: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     gateways: Count = 1
-    exchange: Positive | None = None
+    exchange: Interval | None = None
     restarts: tuple[Restart, ...] = ()
     store: StoreSettings | None = None
     disaggregation: Disaggregation | None = None

@@ -316,6 +316,7 @@ def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
         ("detailed", {"cache": "lots"}, "fleet.cache: must be a number of tokens, one block (16) at least, got lots"),
         ("simple", {"cache": math.inf}, "fleet.cache: must be a number of tokens, one block (512) at least, got inf"),
         ("detailed", {"cache": math.nan}, "fleet.cache: must be a number of tokens, one block (16) at least, got nan"),
+        ("detailed", {"exchange": 1e-6}, "fleet.exchange: must be a number of at least 0.05, got 1e-06"),
         ("detailed", {"blocks": 10**30}, "fleet.blocks: must be a whole number of at most 1,000,000,000, got 1000000"),
         ("detailed", {"cache": "100G"}, "fleet.blocks: must be a whole number of at most 1,000,000,000, got 6250000000"),
         ("detailed", {"block_size": "1g"}, "fleet.block_size: must be a whole number of at most 1,048,576, got 1000000000"),
