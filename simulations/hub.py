@@ -43,8 +43,10 @@ class Hub:
             self._begin(now, loads)
 
     def drop(self, way: Way) -> None:
-        """Nobody wants anything there any more."""
-        self._ways.pop(way, None)
+        """Nobody wants anything there any more; the time until now was taken all the same. Call ``advance`` first."""
+        loads = self._ways.pop(way, None)
+        if loads:
+            self._took(way, loads[0], self._now)
 
     def advance(self, now: float) -> list[Any]:
         """What has come by now, in its order."""
@@ -83,12 +85,15 @@ class Hub:
     def _end(self, now: float, way: Way) -> Any:
         loads = self._ways[way]
         load = loads.popleft()
-        self.loading_seconds[way] = self.loading_seconds.get(way, 0.0) + now - load.began
+        self._took(way, load, now)
         if loads:
             self._begin(now, loads)
         else:
             del self._ways[way]
         return load.what
+
+    def _took(self, way: Way, load: _Load, now: float) -> None:
+        self.loading_seconds[way] = self.loading_seconds.get(way, 0.0) + now - load.began
 
     def _begin(self, now: float, loads: deque[_Load]) -> None:
         loads[0].began, loads[0].begins = now, now + self._latency

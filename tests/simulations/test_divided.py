@@ -45,6 +45,7 @@ def test_who_is_dropped_is_never_told_and_leaves_the_whole_to_the_others() -> No
     moments.divided.drop(1.0, (0, 0))
     moments.until(10.0)
     assert moments.ended == [("stays", 2.5)]
+    assert moments.divided.seconds == {(0, 0): 1.0, (1, 0): 2.5}, "who is dropped has taken its time until then"
 
 
 def test_what_ends_may_begin_the_next() -> None:

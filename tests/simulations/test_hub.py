@@ -53,7 +53,7 @@ def test_who_is_dropped_leaves_its_share_to_the_others() -> None:
     hub.drop((3, 0))
     assert hub.due() == 15.0
     assert hub.advance(15.0) == ["b"]
-    assert hub.loading_seconds == {(2, 0): 15.0}
+    assert hub.loading_seconds == {(1, 0): 10.0, (2, 0): 15.0}, "until it was dropped its way was taken"
 
 
 LOADS = st.lists(st.tuples(st.floats(0, 50), st.integers(0, 3), st.floats(0, 1000)), min_size=1, max_size=12).map(
