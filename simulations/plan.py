@@ -22,10 +22,11 @@ from simulations.flags import given, once
 from simulations.hardware.estimate import Hardware, TooSmall, estimate
 from simulations.moving import HOURS, Moving, best, moving
 from simulations.named_policies import parse
+from simulations.nearest import Nearest, more_help, nearest
 from simulations.output import write_file
 from simulations.plan_confirming import Confirming
 from simulations.plan_runs import PlannedStore, Runs
-from simulations.plan_table import stopped_words, table, target_words
+from simulations.plan_table import nothing, stopped_words, table, target_words
 from simulations.planning import Build, Outcome, Plan, Planner, Stopped, outcome_of
 from simulations.progress import say
 from simulations.replaying import line
@@ -149,24 +150,43 @@ def run(args: argparse.Namespace) -> int:
         mean = sum(trace.inputs) // max(1, len(trace))
         found = moving(plans, store.price, store.link, mean, longest=max(trace.inputs, default=0))
     outcome = outcome_of(plans)
+    near = nearest(planner.failed()) if not plans else None
+    if near is not None:
+        near = msgspec.structs.replace(
+            near, plan=msgspec.structs.replace(near.plan, line=_line(args, trace, near.plan, store))
+        )
     if args.json == "-":
-        sys.stdout.write(_encoded(args, outcome, plans, stopped, found).decode())
+        sys.stdout.write(_encoded(args, outcome, plans, stopped, found, near).decode())
     elif plans:
         print(table(plans, targets, stopped, found, has_prices=bool(prices)))
+    else:
+        print(nothing(near, targets, stopped))
     if args.json not in (None, "-"):
-        write_file("--json", Path(args.json), _encoded(args, outcome, plans, stopped, found))
+        write_file("--json", Path(args.json), _encoded(args, outcome, plans, stopped, found, near))
     if not plans:
+        helps = near is not None and near.more_help
         raise NoPlan(
-            f"no fleet of up to {counted(args.max_replicas, 'replica')} holds {target_words(targets)}; see kvlb simulate, and "
-            "allow for faster devices (--gpu), more (--gpus, --max-replicas) or more time. "
-            f"{' '.join(map(stopped_words, stopped))}"
+            f"no fleet of up to {counted(args.max_replicas, 'replica')} holds {target_words(targets)} by the simple model"
+            f"{'' if helps else ', and more do not help'}. {_remedies(args, helps=helps)}"
         )
     if outcome is Outcome.FAILS:
+        helps = any(_most_tried(plan) == args.max_replicas and more_help(plan.confirmed_tried) for plan in plans)
         raise NoPlan(
             f"no fleet is known to hold {target_words(targets)}: the detailed model holds it with none that it was asked for. "
-            "Allow for faster devices (--gpu), more (--gpus, --max-replicas) or more time, or calibrate"
+            f"{_remedies(args, helps=helps)}, or calibrate"
         )
     return 0
+
+
+def _most_tried(plan: Plan) -> int:
+    """Replicas of the largest fleet that the detailed model was asked for."""
+    return max([each.replicas for each in plan.confirmed_tried], default=0)
+
+
+def _remedies(args: argparse.Namespace, *, helps: bool) -> str:
+    """What may hold the targets; ``helps`` is whether more replicas may."""
+    more = "--gpus, --max-replicas" if helps and args.max_replicas < MOST_REPLICAS else "--gpus"
+    return f"Allow for faster devices (--gpu), more of them ({more}) or more time (--slo)"
 
 
 def _targets(given: Sequence[str]) -> list[Target]:
@@ -276,7 +296,12 @@ def _line(args: argparse.Namespace, trace: Trace, plan: Plan, store: PlannedStor
 
 
 def _encoded(
-    args: argparse.Namespace, outcome: Outcome, plans: Sequence[Plan], stopped: Sequence[Stopped], found: Moving | None
+    args: argparse.Namespace,
+    outcome: Outcome,
+    plans: Sequence[Plan],
+    stopped: Sequence[Stopped],
+    found: Moving | None,
+    near: Nearest | None,
 ) -> bytes:
     document = {
         "kind": "kvlb plan",
@@ -286,6 +311,7 @@ def _encoded(
         "plans": plans,
         "stopped": stopped,
         "moving": found,
+        "nearest": near,
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 

@@ -13,6 +13,7 @@ from balancer.words import counted
 from simulations.confirming import BRINGS, Confirmed
 from simulations.hardware.estimate import estimate
 from simulations.moving import Moving, best, cost, money, words
+from simulations.nearest import Nearest, why
 from simulations.planning import Plan, Stopped, Tried
 from simulations.report.figures import percent
 from simulations.report.figures import seconds as shown
@@ -70,6 +71,20 @@ def table(
     if found is not None:
         told += ["", *words(found, plans)]
     return "\n".join([*lines, *told])
+
+
+def nothing(near: Nearest | None, targets: Sequence[Target], stopped: Sequence[Stopped]) -> str:
+    """Where no fleet holds by the simple model: why, and the nearest that was played."""
+    told = [f"No fleet holds {target_words(targets)} by the simple model.", *map(stopped_words, stopped)]
+    if near is not None:
+        told += [
+            why(near.plan),
+            *_tried("simple", None, near.plan.tried),
+            *_sampled(near.plan, targets),
+            f"{estimate(near.plan.hardware).words}.",
+            f"To see the nearest fleet: {near.plan.line}",
+        ]
+    return "\n".join(told)
 
 
 def _rows(plan: Plan, store_price: float) -> Iterator[tuple[str, ...]]:

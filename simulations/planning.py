@@ -212,11 +212,29 @@ class Planner:
         """The plan with what is beside it played, too, one more and two fewer: the search takes more replicas to be better."""
         option = self._builds.index(Build(plan.hardware, plan.has_store)), plan.policy
         near = [each for each in (plan.replicas - 2, plan.replicas + 1) if 1 <= each <= self._at_most]
-        if wanted := [each for each in near if (option, each) not in self._seen]:
-            fleets = [(*self._options[option], replicas) for replicas in wanted]
-            for replicas, summary in zip(wanted, self._play(fleets, 0), strict=True):
-                self._seen[option, replicas] = summary
+        self._look_at([(option, each) for each in near])
         return msgspec.structs.replace(plan, tried=self._tried(option))
+
+    def failed(self) -> list[Plan]:
+        """For where there are no plans: each build and policy with the replicas that came nearest, and the nearest first.
+
+        Half of the most there may be are played, too, so that it is seen what more of them bring. What was never played, or
+        does not take every request, is not among them.
+        """
+        most = {option: self._seen.get((option, self._at_most)) for option in self._options}
+        options = [option for option, summary in most.items() if summary is not None and not summary.refused]
+        self._look_at([(option, self._at_most // 2) for option in options if self._at_most > 1])
+        found = []
+        for option in options:
+            best = min(self._tried(option), key=lambda each: each.distance)
+            found.append((best.distance, self._price(option[0], best.replicas), self._plan(option, best.replicas)))
+        return [plan for _, _, plan in sorted(found, key=lambda each: each[:2])]
+
+    def _look_at(self, wanted: Sequence[tuple[_Option, int]]) -> None:
+        """Play those of them that were not."""
+        if wanted := [each for each in wanted if each not in self._seen]:
+            fleets = [(*self._options[option], replicas) for option, replicas in wanted]
+            self._seen.update(zip(wanted, self._play(fleets, 0), strict=True))
 
     def _plan(self, option: _Option, replicas: int) -> Plan:
         build, policy = self._options[option]

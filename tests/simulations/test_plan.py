@@ -107,6 +107,7 @@ def test_the_detailed_model_is_asked_until_it_is_known(
     words = ("plan", trace, "--slo", "ttft_p95=80ms", "--model", "llama-3.1-8b", "--gpu", "h100", "--rate", "20")
     code = run(*words, "--max-replicas", "64", "--policy", "predicted_ttft", "--jobs", "1")
     shown = capsys.readouterr()
+    assert ("(--gpus, --max-replicas)" in shown.err) is ("Allow for more" in told)
     assert told in shown.out
     assert code == (1 if "does not hold" in told else 0)
     assert "the one before took 1.00 s" in shown.err or refused
@@ -161,6 +162,7 @@ def test_what_the_detailed_model_never_holds_is_no_plan(
     (line,) = [each for each in rest if each.startswith("To see the nearest fleet: ")]
     assert "--simple" not in line
     assert "kvlb: no fleet is known to hold ttft_p95 <= 0.080 s: the detailed model holds it with none" in told.err
+    assert "--max-replicas" not in told.err, "more do not help"
     assert run(*words, "--json", "-") == 1
     document = json.loads(capsys.readouterr().out)
     assert document["outcome"] == "does not hold"
@@ -337,7 +339,40 @@ def test_what_a_plan_would_not_count_is_refused(
 def test_what_nobody_can_hold_is_said(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("plan", trace, "--slo", "ttft_p95=1ms", "--model", "llama-3.1-8b", "--gpu", "h100", "--max-replicas", "8")
     assert run(*words) == 1
-    assert "no fleet of up to 8 replicas holds ttft_p95" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "no fleet of up to 8 replicas holds ttft_p95" in told.err
+    assert (
+        "by the simple model, and more do not help. Allow for faster devices (--gpu), more of them (--gpus)" in told.err
+    )
+    assert "no number of replicas holds the targets: ttft_p95 is" in told.out
+    assert "--max-replicas" not in told.err
+
+
+def test_where_no_fleet_holds_the_nearest_is_told(paused_talks: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", paused_talks, *STORED, "--slo", "ttft_p50=1ms", "--jobs", "1", "--no-confirm")
+    assert run(*words, "--max-replicas", "300") == 1
+    told = capsys.readouterr()
+    first, *rest = told.out.splitlines()
+    assert first == "No fleet holds ttft_p95 <= 0.800 s and ttft_p50 <= 0.001 s by the simple model."
+    assert any(
+        each.startswith("The nearest is 1 x l40s with predicted_ttft, and more replicas do not help: ") for each in rest
+    )
+    assert any(each.startswith("The sample may be too short for that: ") for each in rest)
+    (line,) = [each.partition(": ")[2] for each in rest if each.startswith("To see the nearest fleet: ")]
+    assert "holds ttft_p95 <= 0.800 s and ttft_p50 <= 0.001 s by the simple model, and more do not help." in told.err
+    assert "--max-replicas" not in told.err
+    assert run(*words, "--max-replicas", "300", "--json", "-") == 1
+    document = json.loads(capsys.readouterr().out)
+    near = document["nearest"]
+    assert (document["plans"], near["more_help"], near["plan"]["line"]) == ([], False, line)
+    assert near["plan"]["summary"]["sample"]["requests"] == 300
+    assert run(*shlex.split(line)[1:], "--no-bounds", "--json", "-", "--quiet") == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["summary"] == near["plan"]["summary"], "it plays that fleet"
+    assert run(*words, "--max-replicas", "2", "--json", "-") == 1
+    told = capsys.readouterr()
+    assert json.loads(told.out)["nearest"]["more_help"]
+    assert "more of them (--gpus, --max-replicas) or more time (--slo)" in told.err
 
 
 def test_how_many_requests_are_played_is_told_where_it_is_not_all(

@@ -141,6 +141,28 @@ def test_the_most_replicas_there_may_be_are_tried_before_all_sizes_between() -> 
     )
 
 
+def test_where_nothing_holds_half_of_the_most_are_played_too_and_the_nearest_comes_first() -> None:
+    fleets = Fleets(needs(quick=2000, slow=1000))
+    made, _ = planner(fleets)
+    assert made.plans() == []
+    played = len(fleets.played)
+    failed = made.failed()
+    assert [(plan.hardware.gpu, plan.policy, plan.replicas) for plan in failed] == [
+        ("slow", "predicted_ttft", 64),
+        ("slow", "round_robin", 64),
+        ("quick", "predicted_ttft", 64),
+        ("quick", "round_robin", 64),
+    ]
+    assert all([each.replicas for each in plan.tried] == [4, 32, 64] for plan in failed)
+    assert [replicas for _, _, replicas in fleets.played[played:]] == [32] * 4
+    made, _ = planner(Fleets(needs(quick=2000, slow=1000), refusing="slow"))
+    made.plans()
+    assert {plan.hardware.gpu for plan in made.failed()} == {"quick"}, "the other one's cache is too small"
+    made, _ = planner(Fleets(needs(quick=2, slow=2)), at_most=1)
+    assert made.plans() == []
+    assert [[each.replicas for each in plan.tried] for plan in made.failed()] == [[1]] * 4
+
+
 def test_whose_cache_takes_no_prompt_is_stopped_at_once() -> None:
     fleets = Fleets(needs(quick=2, slow=2), refusing="slow")
     made, told = planner(fleets)
