@@ -44,6 +44,16 @@ def once(parser: argparse.ArgumentParser) -> None:
         parser.register("action", name, _Once)
 
 
+def refuse(parser: argparse.ArgumentParser, name: str, because: str) -> None:
+    """Refuse a flag that people know from another command, with why; help does not show it."""
+
+    class Refused(argparse.Action):
+        def __call__(self, parser: object, namespace: object, values: object, option_string: str | None = None) -> None:
+            raise ConfigError(f"{name}: {because}; leave it out")
+
+    parser.add_argument(name, action=Refused, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
 def given(args: argparse.Namespace, name: str) -> bool:
     """Whether a flag that takes values, called ``name`` in ``args``, stands on the command line of a parser of ``once``."""
     value = getattr(args, name, None)

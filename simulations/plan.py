@@ -18,7 +18,7 @@ from balancer.commands import Command
 from balancer.errors import BalancerError, ConfigError
 from balancer.words import counted
 from simulations.economics import link_of
-from simulations.flags import given, once
+from simulations.flags import given, once, refuse
 from simulations.hardware.estimate import Hardware, TooSmall, estimate
 from simulations.moving import HOURS, Moving, best, moving
 from simulations.named_policies import parse
@@ -44,6 +44,16 @@ MOST_MS: Final = 1000 * MOST_SECONDS
 MOST_RATE: Final = 1e12
 """As of a fleet's ``rate``."""
 
+_SPEED: Final = "how quick replicas are is worked out from --model and --gpu"
+WORKED_OUT: Final = {
+    "--cache": "how much a replica keeps is worked out from the memory of its devices and the model (--gpu, --gpus, --model)",
+    "--replicas": "how many it takes is what a plan finds; --max-replicas is where it ends",
+    "--prefill-tps": _SPEED,
+    "--decode-ms": _SPEED,
+    "--ttft-p95": "targets are written as in --slo ttft_p95=2s",
+}
+"""Flags of ``kvlb simulate`` for what nobody tells a plan."""
+
 
 class NoPlan(BalancerError):
     """Nothing that may be built holds the targets."""
@@ -53,6 +63,8 @@ class NoPlan(BalancerError):
 
 def configure(parser: argparse.ArgumentParser) -> None:
     once(parser)
+    for name, because in WORKED_OUT.items():
+        refuse(parser, name, because)
     parser.add_argument("trace", help="the trace's file; - is standard input")
     parser.add_argument(
         "--slo", action="append", required=True, metavar="FIGURE=TIME", help="as in ttft_p95=2s; may be repeated"
@@ -65,7 +77,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weight-bits", type=int, metavar="N", help="bits of a weight (default: the model's own)")
     parser.add_argument("--kv-bits", type=int, metavar="N", help="bits of a number in the cache (default 16)")
     parser.add_argument(
-        "--price", action="append", default=[], metavar="GPU=N", help="price of a device's hour (default 1)"
+        "--price",
+        action="append",
+        default=[],
+        metavar="GPU=N",
+        help="price of a device's hour, of all or of none (default: 1 each); may be repeated",
     )
     store = parser.add_argument_group("a shared store behind the replicas")
     store.add_argument(
@@ -101,12 +117,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     sys.path.append("")  # a policy of one's own may lie in the folder that kvlb is started from
     targets = _targets(args.slo)
-    policies = list({policy.written: policy for policy in parse(args.policy)}.values())
+    policies = parse(args.policy)
+    _tell_twice("--policy", args.policy, [policy.written for policy in policies])
+    policies = list({policy.written: policy for policy in policies}.values())
     kinds = _hardware(args)
     prices = _prices(args, kinds)
     kinds, unbuilt = _buildable(kinds)  # what cannot be built is told before a large file is read
     for each in unbuilt:
         say(stopped_words(each))
+    _check_priced(kinds, prices)
     store = _store(args, kinds, prices)
     rate = number_of(args.rate)
     if not isinstance(rate, int | float) or not 0 < rate <= MOST_RATE:
@@ -191,12 +210,24 @@ def _remedies(args: argparse.Namespace, *, helps: bool) -> str:
 
 def _targets(given: Sequence[str]) -> list[Target]:
     found: dict[str, tuple[str, Target]] = {}
-    for each in given:
+    for each in _parts(given):
         target = parse_target(each)
         before, _ = found.setdefault(target.figure, (each, target))
         if before != each:
             raise ConfigError(f"--slo {before}, --slo {each}: {target.figure} has one target; leave one of them out")
     return [target for _, target in found.values()]
+
+
+def _parts(given: Sequence[str]) -> list[str]:
+    """What a flag that may be repeated was given, each time one or several with commas between."""
+    return [part.strip() for each in given for part in each.split(",")]
+
+
+def _tell_twice(flag: str, text: str, found: Sequence[object]) -> None:
+    """Say of a list, as it was written, that what stands there twice is not planned twice."""
+    for each in dict.fromkeys(found):
+        if found.count(each) > 1:
+            say(f"{flag} {text}: {each} is there more than once, and planned with once.")
 
 
 def _hardware(args: argparse.Namespace) -> list[Hardware]:
@@ -210,6 +241,8 @@ def _hardware(args: argparse.Namespace) -> list[Hardware]:
     weight = None if args.weight_bits is None else args.weight_bits / 8
     kv = 2.0 if args.kv_bits is None else args.kv_bits / 8
     names = [each.strip().lower() for each in args.gpu.split(",")]
+    _tell_twice("--gpu", args.gpu, names)
+    _tell_twice("--gpus", args.gpus, counts)
     return list(dict.fromkeys([Hardware(args.model, name, count, weight, kv) for name in names for count in counts]))
 
 
@@ -236,7 +269,7 @@ def _buildable(kinds: Sequence[Hardware]) -> tuple[list[Hardware], list[Stopped]
 def _prices(args: argparse.Namespace, kinds: Sequence[Hardware]) -> dict[str, float]:
     prices: dict[str, float] = {}
     planned = {kind.gpu for kind in kinds}
-    for each in args.price:
+    for each in _parts(args.price):
         gpu, _, value = each.partition("=")
         gpu, price = gpu.strip().lower(), number_of(value.strip())
         if not isinstance(price, int | float) or not 0 < price < float("inf"):
@@ -248,6 +281,16 @@ def _prices(args: argparse.Namespace, kinds: Sequence[Hardware]) -> dict[str, fl
         if prices.setdefault(gpu, float(price)) != price:
             raise ConfigError(f"--price {gpu}={prices[gpu]:g}, --price {each}: a device has one price; leave one out")
     return prices
+
+
+def _check_priced(kinds: Sequence[Hardware], prices: Mapping[str, float]) -> None:
+    """Refuse devices without a price next to those with one."""
+    missing = [kind.gpu for kind in kinds if prices and kind.gpu not in prices]
+    if missing:
+        raise ConfigError(
+            f"--price: devices are weighed against each other by their prices; give that of {missing[0]}, too, as in --price "
+            f"{missing[0]}=2.5, or none at all"
+        )
 
 
 def _store(args: argparse.Namespace, kinds: Sequence[Hardware], prices: Mapping[str, float]) -> PlannedStore | None:
@@ -306,7 +349,7 @@ def _encoded(
     document = {
         "kind": "kvlb plan",
         "schema": 1,
-        "slo": args.slo,
+        "slo": _parts(args.slo),
         "outcome": outcome,
         "plans": plans,
         "stopped": stopped,

@@ -36,7 +36,8 @@ STORED: Final = (
 
 def test_the_cheapest_fleet_that_holds_a_target_is_found(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("plan", trace, "--slo", "ttft_p95=80ms", "--model", "llama-3.1-8b", "--gpu", "h100,l4", "--rate", "20")
-    assert run(*words, "--price", "h100=3", "--max-replicas", "16", "--json", "-") == 0
+    prices = ("--price", "h100=3,l4=1")
+    assert run(*words, *prices, "--max-replicas", "16", "--json", "-") == 0
     document = json.loads(capsys.readouterr().out)
     found = document["plans"]
     assert [each["hardware"]["gpu"] for each in document["stopped"]] == ["l4"]
@@ -317,6 +318,17 @@ def test_what_is_wrong_with_a_store_is_told(
             "--price l4=1",
             "--price l4=1, --gpu h100: no l4 is planned with; name it in --gpu, too, or leave its price out",
         ),
+        (
+            "--gpu-list h100,l40s --price h100=6",
+            "--price: devices are weighed against each other by their prices; give that of l40s, too, as in --price l40s=2.5",
+        ),
+        ("--slo ttft_p99=2s,ttft_p95=3s", "--slo ttft_p95=80ms, --slo ttft_p95=3s: ttft_p95 has one target"),
+        ("--slo ttft_p99=2,5s", "--slo 5s: write a figure and a time above 0, as in --slo ttft_p95=2s"),
+        ("--price h100=2,50", "--price 50: write a device and a price above 0, as in --price h100=2.5"),
+        ("--cache 4M", "--cache: how much a replica keeps is worked out from the memory of its devices and the model"),
+        ("--cache=4M", "--cache: how much a replica keeps is worked out from the memory of its devices and the model"),
+        ("--replicas 4", "--replicas: how many it takes is what a plan finds; --max-replicas is where it ends; leave"),
+        ("--ttft-p95 2", "--ttft-p95: targets are written as in --slo ttft_p95=2s; leave it out"),
         ("--price h100=1 --price H100=2", "--price h100=1, --price H100=2: a device has one price; leave one out"),
         ("--gpu l40s", "--gpu h100, --gpu l40s: one of them would not count; give both at once, as in --gpu h100,l40s"),
         ("--policy random --policy round_robin", "give both at once, as in --policy random,round_robin"),
@@ -331,9 +343,41 @@ def test_what_is_wrong_with_a_store_is_told(
 def test_what_a_plan_would_not_count_is_refused(
     flags: str, message: str, trace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("plan", trace, "--slo", "ttft_p95=80ms", "--model", "llama-3.1-8b", "--gpu", "h100", *flags.split())
-    assert run(*words) == 2
+    given = flags.replace("--gpu-list", "--gpu").split()
+    gpu = () if "--gpu-list" in flags else ("--gpu", "h100")
+    assert run("plan", trace, "--slo", "ttft_p95=80ms", "--model", "llama-3.1-8b", *gpu, *given) == 2
     assert message in capsys.readouterr().err
+
+
+def test_targets_and_prices_may_stand_in_a_list(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "plan",
+        trace,
+        "--model",
+        "llama-3.1-8b",
+        "--gpu",
+        "h100,l40s",
+        "--rate",
+        "20",
+        "--jobs",
+        "1",
+        "--no-confirm",
+    )
+    apart = ("--slo", "ttft_p95=80ms", "--slo", "ttft_p99=1s", "--price", "h100=3", "--price", "l40s=1.5")
+    together = ("--slo", "ttft_p95=80ms, ttft_p99=1s", "--price", "h100=3,l40s=1.5")
+    found = []
+    for flags in (apart, together):
+        assert run(*words, *flags, "--json", "-") == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["slo"] == ["ttft_p95=80ms", "ttft_p99=1s"]
+    assert found[0] == found[1]
+
+
+def test_prices_are_of_all_devices_or_of_none(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", trace, *PLANNED, "--policy", "predicted_ttft", "--no-confirm", "--json", "-")
+    assert run(*words) == 0
+    (plan,) = json.loads(capsys.readouterr().out)["plans"]
+    assert plan["price"] == plan["devices"], "without prices each counts as 1"
 
 
 def test_what_nobody_can_hold_is_said(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -421,7 +465,10 @@ def test_what_is_named_twice_is_planned_once(trace: str, capsys: pytest.CaptureF
     ]
     words[words.index("h100")] = "h100,H100"
     assert run(*words) == 0
-    assert len(json.loads(capsys.readouterr().out)["plans"]) == 1
+    told = capsys.readouterr()
+    assert len(json.loads(told.out)["plans"]) == 1
+    for flag in ("--gpu h100,H100: h100", "--gpus 1,1: 1", "--policy round_robin, round_robin: round_robin"):
+        assert f"{flag} is there more than once, and planned with once.\n" in told.err
 
 
 def test_a_sample_that_is_too_short_is_told(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -463,7 +510,7 @@ def test_devices_that_cannot_hold_the_model_are_left_out_of_the_plan(
         "round_robin",
     ]
     words += ["--no-confirm", "--jobs", "1"]
-    assert run(*words, "--gpus", "1,4", "--json", "-") == 0
+    assert run(*words, "--gpus", "1,4", "--price", "h100=1", "--json", "-") == 0, "nor does it take their price"
     told = capsys.readouterr()
     document = json.loads(told.out)
     assert {(each["hardware"]["gpu"], each["hardware"]["count"]) for each in document["plans"]} == {("h100", 4)}
