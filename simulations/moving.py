@@ -132,20 +132,29 @@ def _reason(found: Moving, without: Plan | None, with_store: Plan | None) -> Ite
     told += _from(verdict, found.longest)
     if without is not None and with_store is not None:
         spared = _needed(without) - _needed(with_store)
-        hits = percent(_hit(with_store)), percent(_hit(without))
-        told += f". With the store {hits[0]} of prompt tokens are not computed, without it {hits[1]}"
+        is_known = found.saves is not None
+        after, before = [percent(_hit(each) if is_known else each.summary.hit) for each in (with_store, without)]
+        told += (
+            f". {'With' if is_known else 'By the simple model alone, with'} the store {after} of prompt tokens are not "
+        )
+        told += f"computed, without it {before}"
         if without.hardware != with_store.hardware:
             told += ", on other devices"
-        else:
+        elif is_known:
             told += f": that spares {counted(spared, 'replica') if spared > 0 else 'no replica'}"
+        else:
+            told += "; how many replicas that spares is not known"
     yield f"{told}."
     pays, attended_pays = (_pays_off(each, found.longest) for each in (verdict, attended))
     if attended.moves is not verdict.moves or attended_pays is not pays:
-        yield (
+        told = (
             "Attention's share, which the simple model leaves out, makes long prompts dearer to compute: with it "
-            f"{_from(attended, found.longest)}. So the store may be worth more than was found here; simulate both fleets with "
-            "the detailed model."
+            f"{_from(attended, found.longest)}."
         )
+        if all(plan.was_confirmed for plan in (without, with_store) if plan is not None):
+            yield f"{told} The detailed model, which was asked here, has it."
+        else:
+            yield f"{told} So the store may be worth more than was found here; leave out --no-confirm."
 
 
 def _pays_off(verdict: Verdict, longest: int) -> bool:

@@ -26,7 +26,7 @@ from simulations.nearest import Nearest, more_help, nearest
 from simulations.output import write_file
 from simulations.plan_confirming import Confirming
 from simulations.plan_runs import PlannedStore, Runs
-from simulations.plan_table import nothing, stopped_words, table, target_words
+from simulations.plan_table import nothing, resumed_words, stopped_words, table, target_words
 from simulations.planning import Build, Outcome, Plan, Planner, Stopped, outcome_of
 from simulations.progress import say
 from simulations.replaying import line
@@ -154,6 +154,7 @@ def run(args: argparse.Namespace) -> int:
         least=runs.least,
         play=runs.search,
         told=lambda stopped: say(stopped_words(stopped)),
+        resumed=lambda stopped: say(resumed_words(stopped)),
         store_price=0.0 if store is None else store.price,
     )
     plans = planner.plans()

@@ -190,8 +190,17 @@ def _tried(model: str, least: int | None, tried: Sequence[Tried]) -> Iterator[st
 
 
 def stopped_words(stopped: Stopped) -> str:
+    return f"{_device(stopped)} is not looked at further: {stopped.why}."
+
+
+def resumed_words(stopped: Stopped) -> str:
+    """Of a device that had been stopped, and goes on."""
+    return f"{_device(stopped)} is looked at again: {stopped.why}."
+
+
+def _device(stopped: Stopped) -> str:
     store = " with the store" if stopped.has_store else ""
-    return f"{stopped.hardware.count} x {stopped.hardware.gpu}{store} is not looked at further: {stopped.why}."
+    return f"{stopped.hardware.count} x {stopped.hardware.gpu}{store}"
 
 
 def target_words(targets: Sequence[Target]) -> str:

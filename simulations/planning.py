@@ -136,11 +136,13 @@ class Planner:
         least: Callable[[Hardware], Mapping[str, float]],
         play: Callable[[Sequence[Wanted], int], Sequence[Summary]],
         told: Callable[[Stopped], None],
+        resumed: Callable[[Stopped], None],
         store_price: float = 0.0,
     ) -> None:
         """``play`` is asked for rounds of fleets, and told about how many more will follow; ``least`` has figures below which
-        no number of replicas comes (``least_figures``); ``told`` hears of each build that is stopped. ``prices`` are by
-        device, 1 where none is told; ``store_price`` is that of a store, however many replicas read from it.
+        no number of replicas comes (``least_figures``); ``told`` hears of each build that is stopped, and ``resumed`` of each
+        that goes on after all, with why. ``prices`` are by device, 1 where none is told; ``store_price`` is that of a store,
+        however many replicas read from it.
         """
         self._builds = builds
         self._targets = targets
@@ -150,6 +152,7 @@ class Planner:
         self._least = least
         self._play = play
         self._told = told
+        self._resumed = resumed
         self._options: dict[_Option, tuple[Build, NamedPolicy]] = {
             (at, policy.written): (build, policy) for at, build in enumerate(builds) for policy in policies
         }
@@ -200,6 +203,12 @@ class Planner:
         for at in again:
             self._dear.discard(at)
             del self._stopped[at]
+            build, fewest = self._builds[at], self._fewest(at)
+            enough = (
+                "nothing that was asked for holds" if math.isinf(limit) else f"what holds costs {limit:g} after all"
+            )
+            why = f"{counted(fewest, 'replica')} at least cost {self._price(at, fewest):g}, and {enough}"
+            self._resumed(Stopped(build.hardware, why, build.has_store))
             for option in self._left(at):
                 self._search.resume(option)
         return bool(again)

@@ -75,6 +75,21 @@ def test_the_detailed_models_word_counts() -> None:
     assert "is not known: the detailed model does not hold the targets" in text
 
 
+def test_where_the_detailed_model_holds_it_on_one_side_only_nothing_is_spared() -> None:
+    sides = plan(3, 1.0, hit=0.8, was_confirmed=True), plan(5, confirmed=6, confirmed_hit=0.4, was_confirmed=True)
+    _, text = told(list(sides), 1.0)
+    assert (
+        "By the simple model alone, with the store 80.0 % of prompt tokens are not computed, without it 50.0 %; how many "
+        "replicas that spares is not known." in text
+    ), "of both sides by one model"
+    assert "that spares 2" not in text
+    sides = plan(3, 1.0, hit=0.8, confirmed=4, confirmed_hit=0.7, was_confirmed=True), sides[1]
+    assert (
+        "With the store 70.0 % of prompt tokens are not computed, without it 40.0 %: that spares 2 replicas."
+        in told(list(sides), 1.0)[1]
+    )
+
+
 @pytest.mark.parametrize(
     ("only", "said"), [(None, "Only fleets without the store"), (1.0, "Only fleets with the store")]
 )
@@ -102,6 +117,11 @@ def test_where_attention_turns_it_that_is_said() -> None:
         f"with it moving is quicker from {found.attended.break_even_tokens:,} tokens on. So the store may be worth"
         in text
     )
+    assert text.index("leave out --no-confirm.") > text.index("So the store may be worth more than was found here; ")
+    asked = [plan(5, was_confirmed=True), plan(5, 1.0, was_confirmed=True)]
+    _, text = told(asked, 1.0, tokens=60_000, gbits=25)
+    assert "tokens on. The detailed model, which was asked here, has it." in text
+    assert "worth more" not in text, "it was in what was found"
 
 
 def test_a_length_beyond_all_prompts_is_none() -> None:

@@ -215,6 +215,24 @@ def test_where_more_replicas_are_slower_it_is_told(
     assert "The search takes more replicas to be quicker, and they were not always: 4 are slower than 3." in told
 
 
+def test_a_device_that_was_too_dear_and_goes_on_is_told(
+    trace: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def confirm(self: Any, build: Any, policy: Any, replicas: int) -> tuple[Summary, float]:
+        least = {"h100": 9, "h200": 2}[build.hardware.gpu]
+        return Summary("p", 10, 0, 0.5, 0, 0, 0, 0.08 * least / replicas, 0, 0, 0, 1.0, 0.5), 1.0
+
+    monkeypatch.setattr(plan_runs.Runs, "confirm", confirm)
+    words = ("plan", trace, *PLANNED, "--policy", "predicted_ttft", "--price", "h100=1,h200=3")
+    assert run(*("h100,h200" if each == "h100" else each for each in words)) == 0
+    told = capsys.readouterr()
+    stopped = "1 x h200 is not looked at further: 1 replica at least cost 3, and 2 is enough with another."
+    again = "1 x h200 is looked at again: 1 replica at least cost 3, and what holds costs 9 after all."
+    assert 0 < told.err.index(stopped) < told.err.index(again)
+    assert "2 replicas of 1 x h200 with predicted_ttft hold" in told.out
+    assert "not looked at" not in told.out
+
+
 @pytest.mark.parametrize(
     "more",
     [

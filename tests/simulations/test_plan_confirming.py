@@ -50,6 +50,7 @@ class Models:
             least=lambda _: {},
             play=self.search,
             told=lambda _: None,
+            resumed=lambda _: None,
         )
         self.planner = planner
         return Confirming(planner, TARGETS, AT_MOST, self.play, self.told.append).plans([False])

@@ -58,6 +58,7 @@ def planner(
         least=lambda kind: (least or {}) if kind is SLOW else {},
         play=fleets,
         told=told.append,
+        resumed=lambda stopped: told.append(msgspec.structs.replace(stopped, why=f"again: {stopped.why}")),
         store_price=store_price or 0.0,
     )
     return made, told
@@ -277,7 +278,14 @@ def test_a_device_that_was_too_dear_goes_on_where_the_others_turn_out_dearer() -
         ("slow", 16.0),
     ]
     assert made.stopped == []
-    assert len(told) == 1
+    assert [(stopped.hardware, stopped.why) for stopped in told] == [
+        (SLOW, "16 replicas at least cost 16, and 15 is enough with another"),
+        (SLOW, "again: 16 replicas at least cost 16, and what holds costs 18 after all"),
+    ]
+    made, told = planner(Fleets(needs(quick=5, slow=16, worse=1)))
+    made.plans()
+    assert made.resume(has_store=False, limit=float("inf"))
+    assert told[-1].why == "again: 16 replicas at least cost 16, and nothing that was asked for holds"
 
 
 def test_what_was_too_dear_is_told_by_what_is_known_in_the_end() -> None:
