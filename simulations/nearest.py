@@ -18,11 +18,13 @@ class Nearest(msgspec.Struct, frozen=True):
 
     Attributes:
         plan: that fleet; it does not hold them.
-        more_help: whether more replicas than there may be brought it, or another one that was played, nearer yet.
+        more_help: whether more replicas still brought it, or another one that was played, nearer.
+        why: that, in sentences.
     """
 
     plan: Plan
     more_help: bool
+    why: str
 
 
 def more_help(tried: Sequence[Tried]) -> bool:
@@ -42,17 +44,25 @@ def nearest(failed: Sequence[Plan]) -> Nearest | None:
     """Of fleets that do not hold, the nearest first; None where none of them was played."""
     if not failed:
         return None
-    return Nearest(failed[0], any(more_help(plan.tried) for plan in failed))
+    first, gaining = failed[0], next((plan for plan in failed if more_help(plan.tried)), None)
+    told = [_why(first)]
+    if gaining is not None and gaining is not first:
+        most = gaining.tried[-1]
+        told.append(
+            f"They still bring {_built(gaining)} nearer, where {most.figure} is {shown(most.seconds)} s with {most.replicas}."
+        )
+    return Nearest(first, gaining is not None, " ".join(told))
 
 
-def why(plan: Plan) -> str:
-    """What more replicas do for a fleet that does not hold, in a sentence."""
+def _why(plan: Plan) -> str:
     most, fewer = plan.tried[-1], _fewer(plan.tried)
     told = f"{shown(most.seconds)} s with {most.replicas}"
-    built = (
-        f"{plan.hardware.count} x {plan.hardware.gpu}{' and the store' if plan.has_store else ''} with {plan.policy}"
-    )
-    if fewer is None or fewer.figure != most.figure or more_help(plan.tried):
-        return f"The nearest is {built}: {most.figure} is {told}, the most there may be."
-    before = f"{shown(fewer.seconds)} s with {fewer.replicas}"
-    return f"The nearest is {built}, and more replicas do not help: {most.figure} is {before}, and {told}."
+    if fewer is None or more_help(plan.tried):
+        return f"The nearest is {_built(plan)}: {most.figure} is {told}, the most there may be."
+    before = f"{fewer.figure} is {shown(fewer.seconds)} s with {fewer.replicas}"
+    other = "" if fewer.figure == most.figure else f"{most.figure} "
+    return f"The nearest is {_built(plan)}, and more replicas do not help it: {before}, and {other}{told}."
+
+
+def _built(plan: Plan) -> str:
+    return f"{plan.hardware.count} x {plan.hardware.gpu}{' and the store' if plan.has_store else ''} with {plan.policy}"

@@ -13,7 +13,7 @@ from balancer.words import counted
 from simulations.confirming import BRINGS, Confirmed
 from simulations.hardware.estimate import estimate
 from simulations.moving import Moving, best, cost, money, words
-from simulations.nearest import Nearest, why
+from simulations.nearest import Nearest
 from simulations.planning import Plan, Stopped, Tried
 from simulations.report.figures import percent
 from simulations.report.figures import seconds as shown
@@ -78,7 +78,7 @@ def nothing(near: Nearest | None, targets: Sequence[Target], stopped: Sequence[S
     told = [f"No fleet holds {target_words(targets)} by the simple model.", *map(stopped_words, stopped)]
     if near is not None:
         told += [
-            why(near.plan),
+            near.why,
             *_tried("simple", None, near.plan.tried),
             *_sampled(near.plan, targets),
             f"{estimate(near.plan.hardware).words}.",

@@ -417,7 +417,8 @@ def test_where_no_fleet_holds_the_nearest_is_told(paused_talks: str, capsys: pyt
     first, *rest = told.out.splitlines()
     assert first == "No fleet holds ttft_p95 <= 0.800 s and ttft_p50 <= 0.001 s by the simple model."
     assert any(
-        each.startswith("The nearest is 1 x l40s with predicted_ttft, and more replicas do not help: ") for each in rest
+        each.startswith("The nearest is 1 x l40s with predicted_ttft, and more replicas do not help it: ")
+        for each in rest
     )
     assert any(each.startswith("The sample may be too short for that: ") for each in rest)
     (line,) = [each.partition(": ")[2] for each in rest if each.startswith("To see the nearest fleet: ")]

@@ -156,7 +156,7 @@ def test_where_nothing_holds_half_of_the_most_are_played_too_and_the_nearest_com
     ]
     assert all([each.replicas for each in plan.tried] == [4, 32, 64] for plan in failed)
     assert [replicas for _, _, replicas in fleets.played[played:]] == [32] * 4
-    made, _ = planner(Fleets(needs(quick=2000, slow=1000), refusing="slow"))
+    made, _ = planner(Fleets(needs(quick=2000, slow=1000), refusing="slow"), at_most=4)
     made.plans()
     assert {plan.hardware.gpu for plan in made.failed()} == {"quick"}, "the other one's cache is too small"
     made, _ = planner(Fleets(needs(quick=2, slow=2)), at_most=1)
