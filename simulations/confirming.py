@@ -6,7 +6,7 @@ It ends, too, where so many cannot be wanted any more: what it has found by then
 """
 
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from typing import Final
 
 import msgspec
@@ -55,8 +55,8 @@ def confirm(
         tried[replicas] = far(replicas, (replicas - fails - 1).bit_length())
         if tried[replicas] <= 1:
             break
-        fewer = max([each for each in tried if WIDELY * each <= replicas], default=None)
-        if fewer is not None and tried[replicas] > BRINGS * tried[fewer]:
+        fewer = compared_with(tried, replicas)
+        if fewer is not None and brings_little(tried[replicas], tried[fewer]):
             return Confirmed(None, tried, (fewer, replicas))
         if replicas >= at_most or math.isinf(tried[replicas]):
             return Confirmed(None, tried)
@@ -74,6 +74,16 @@ def confirm(
         if not is_wanted(fails + 1):
             return Confirmed(None, tried, at_least=fails + 1)
     return Confirmed(replicas, tried)
+
+
+def compared_with(numbers: Iterable[int], replicas: int) -> int | None:
+    """Of these, what so many replicas are compared with to see what more of them bring; None where all are about as many."""
+    return max([each for each in numbers if WIDELY * each <= replicas], default=None)
+
+
+def brings_little(figure: float, before: float) -> bool:
+    """Whether the replicas that came between the two have made a figure hardly smaller than it was before."""
+    return figure > BRINGS * before
 
 
 def beside(least: int | None, tried: Container[int], at_most: int) -> int | None:

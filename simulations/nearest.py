@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from simulations.confirming import BRINGS, WIDELY
+from simulations.confirming import brings_little, compared_with
 from simulations.planning import Plan, Tried
 from simulations.report.figures import seconds as shown
 
@@ -32,12 +32,13 @@ def more_help(tried: Sequence[Tried]) -> bool:
     most, compared = tried[-1], _fewer(tried)
     if math.isinf(most.distance):
         return False  # a prompt does not fit into a replica's cache
-    return compared is None or most.distance <= BRINGS * compared.distance
+    return compared is None or not brings_little(most.distance, compared.distance)
 
 
 def _fewer(tried: Sequence[Tried]) -> Tried | None:
-    """What the most that were tried are compared with: the next that are widely fewer."""
-    return next((each for each in reversed(tried) if WIDELY * each.replicas <= tried[-1].replicas), None)
+    """What the most that were tried are compared with."""
+    fewer = compared_with([each.replicas for each in tried], tried[-1].replicas)
+    return next((each for each in tried if each.replicas == fewer), None)
 
 
 def nearest(failed: Sequence[Plan]) -> Nearest | None:

@@ -55,7 +55,8 @@ def find(
         answer = "Every request was refused." if results else "There is not one run."
         return [Finding("tokens", "What came of it?", "Nothing", answer, [], Certainty.UNKNOWN)]
     best = served[0]
-    taken = answering(best, every, ttft_target) or best
+    answer_of_runs = answering(best, every, ttft_target)
+    taken = answer_of_runs or best
     if best.refused > REFUSED:
         bounds = None  # they are of all requests, and those that were refused are often the longest
     found = [_tokens(best, bounds)]
@@ -68,7 +69,7 @@ def find(
         found.append(
             Finding("routing", "Do I need cache-aware routing?", NOT_KNOWN, answer, [remedy], Certainty.UNKNOWN)
         )
-    found.append(fleet(best, every, bounds, ttft_target))
+    found.append(fleet(best, every, bounds, ttft_target, answer_of_runs))
     found += worth(best, every, ttft_target)
     return found + [_about(taken, best, every, each) for each in _sample(taken)]
 

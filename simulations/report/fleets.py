@@ -61,11 +61,14 @@ def baseline(every: Sequence[Cell]) -> Baseline | None:
 
 def fleet_words(every: Sequence[Cell], fleet: Fleet) -> str:
     """Which fleet it is: replicas, cache, and what others of the report have otherwise."""
-    words = f"{fleet.replicas} replica{'' if fleet.replicas == 1 else 's'}"
-    if fleet.cache_tokens is not None:
-        words += f" with {count(fleet.cache_tokens)} tokens of cache each"
-    settings = _settings(every, fleet)
+    words, settings = size_words(fleet), _settings(every, fleet)
     return f"{words} ({', '.join(f'{name}={value}' for name, value in settings.items())})" if settings else words
+
+
+def size_words(fleet: Fleet) -> str:
+    """How many replicas, and how much cache."""
+    words = f"{fleet.replicas} replica{'' if fleet.replicas == 1 else 's'}"
+    return words if fleet.cache_tokens is None else f"{words} with {count(fleet.cache_tokens)} tokens of cache each"
 
 
 def setting_words(name: str, fleets: Iterable[Mapping[str, object]]) -> Callable[[Mapping[str, object]], str]:

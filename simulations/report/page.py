@@ -14,7 +14,8 @@ from simulations.report.comparison import Cell, base, cells, kind_name, ranked
 from simulations.report.document import Document
 from simulations.report.figures import count, duration, percent, times
 from simulations.report.finding import NOT_KNOWN, Finding
-from simulations.report.plots import Plot, fleet_words, plots_of
+from simulations.report.fleets import size_words
+from simulations.report.plots import Plot, plots_of
 from simulations.report.runs_table import runs_table, value_words
 from simulations.report.svg import element, escape
 from simulations.report.theme import CHART_CSS, DARK, LIGHT, variables
@@ -93,7 +94,7 @@ def _facts(report: Document, compared: Sequence[Cell]) -> str:
     if facts.sessions:
         parts.append(f"{facts.sessions:,} sessions")
     if compared:
-        parts.append(f"{fleet_words(compared[0])}")
+        parts.append(f"{size_words(compared[0].fleet)}")
     return escape(" · ".join(parts))
 
 

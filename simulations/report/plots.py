@@ -26,6 +26,7 @@ from simulations.report.charts import (
 from simulations.report.comparison import Cell, alike, base, cache_settings, cells, kind_name, ranked
 from simulations.report.document import Document
 from simulations.report.figures import count, duration, percent, seconds, tick
+from simulations.report.fleets import size_words
 from simulations.report.result import BINS, SHARES
 
 MISSES: Final = (
@@ -73,13 +74,6 @@ def plots_of(report: Document) -> list[Plot]:
     return found if balance is None else [*found, balance]
 
 
-def fleet_words(cell: Cell) -> str:
-    """Which fleet it is: replicas and cache."""
-    fleet = cell.fleet
-    words = f"{fleet.replicas} replica{'' if fleet.replicas == 1 else 's'}"
-    return words if fleet.cache_tokens is None else f"{words} with {count(fleet.cache_tokens)} tokens of cache each"
-
-
 def _styles(compared: Sequence[Cell]) -> dict[str, int | str]:
     """A colour for each that is drawn as a line, the same in every plot; the rest is grey."""
     drawn = [cell.policy for cell in _drawn(compared)]
@@ -101,7 +95,7 @@ def _policies_ttft(compared: Sequence[Cell], styles: dict[str, int | str]) -> Pl
     return Plot(
         "policies-ttft",
         "How long until the first token",
-        f"{_seeds(compared)} The best is on top. {fleet_words(compared[0])}.",
+        f"{_seeds(compared)} The best is on top. {size_words(compared[0].fleet)}.",
         bar_chart("Mean time to the first token by policy", bars, axis),
     )
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from simulations.confirming import BRINGS, WIDELY
+from simulations.confirming import brings_little, compared_with
 from simulations.report.comparison import Cell, alike, cache_settings
 from simulations.report.figures import apart, duration, percent, times
 from simulations.report.finding import (
@@ -58,7 +58,7 @@ def answering(best: Cell, every: list[Cell], target: float | None) -> Cell | Non
     if target is None:
         tried = _tried(best, every)
         return _kept(tried) if len(tried) > 1 else None
-    like = alike(best, every, "replicas", by_all=True)
+    like = _like(best, every)
     return min(
         (cell for cell in _candidates(best, every) if holds(cell, target)),
         key=lambda cell: (
@@ -77,14 +77,24 @@ def _tried(best: Cell, every: list[Cell]) -> list[Cell]:
     return sorted((cell for cell in same if cell.served), key=lambda cell: cell.fleet.replicas)
 
 
+def _like(best: Cell, every: list[Cell]) -> list[Cell]:
+    """Under every policy, those that differ from the best in nothing but the number of replicas."""
+    return alike(best, every, "replicas", by_all=True)
+
+
 def _candidates(best: Cell, every: list[Cell]) -> list[Cell]:
     """All that were run as an answer to how many it takes."""
     ignoring = ("replicas", "cache_tokens", *cache_settings(every), *BESIDES)
     return [cell for cell in alike(best, every, *ignoring, by_all=True) if cell.served]
 
 
-def fleet(best: Cell, every: list[Cell], bounds: "BoundFacts | None", target: float | None) -> Finding:
-    """What was run with several numbers of replicas is compared; of one number, more or fewer are estimated."""
+def fleet(
+    best: Cell, every: list[Cell], bounds: "BoundFacts | None", target: float | None, found: Cell | None
+) -> Finding:
+    """What was run with several numbers of replicas is compared; of one number, more or fewer are estimated.
+
+    ``found`` is what ``answering`` says.
+    """
     tried = _tried(best, every)
     split = split_of(dict(best.fleet.settings))
     is_run = target is not None or len(tried) > 1
@@ -109,18 +119,18 @@ def fleet(best: Cell, every: list[Cell], bounds: "BoundFacts | None", target: fl
         )
         return finding(BY_NONE, answer, Certainty.MEASURED)
     if target is not None:
-        return finding(*_for_target(best, every, target))
-    if len(tried) > 1:
-        return finding(*_by_steps(tried), Certainty.MEASURED)
+        return finding(*_for_target(best, every, target, found))
+    if found is not None:
+        return finding(*_by_steps(tried, found), Certainty.MEASURED)
     return finding(*(_estimated_sides(best, split) if split else _estimated(best, bounds)), Certainty.ESTIMATE)
 
 
 # What was run
 
 
-def _for_target(best: Cell, every: list[Cell], target: float) -> tuple[str, str, Certainty]:
+def _for_target(best: Cell, every: list[Cell], target: float, good: Cell | None) -> tuple[str, str, Certainty]:
     goal = f"95 % of first tokens within {duration(target)}"
-    candidates, good = _candidates(best, every), answering(best, every, target)
+    candidates = _candidates(best, every)
     if good is None:
         nearest = min(candidates, key=lambda cell: (cell.refused > REFUSED, cell.ttft_p95.mean))
         return _held_by_none(_tried(nearest, every), target, f"{goal[0].upper()}{goal[1:]}")
@@ -138,8 +148,7 @@ def _for_target(best: Cell, every: list[Cell], target: float) -> tuple[str, str,
 def _named(good: Cell, best: Cell, every: list[Cell]) -> str:
     """What it has that the best one of the fleets that others are compared with has not."""
     policy = f" under {good.policy}" if good.policy != best.policy else ""
-    is_like = good in alike(best, every, "replicas", by_all=True)
-    return policy if is_like else f"{policy}, on {fleet_words(every, good.fleet)}"
+    return policy if good in _like(best, every) else f"{policy}, on {fleet_words(every, good.fleet)}"
 
 
 def _otherwise(good: Cell, best: Cell, every: list[Cell], target: float) -> str:
@@ -149,7 +158,7 @@ def _otherwise(good: Cell, best: Cell, every: list[Cell], target: float) -> str:
         return ""
     held = min((cell.fleet.replicas for cell in own if holds(cell, target)), default=None)
     number = "none of those tried holds it" if held is None else f"it is {held}"
-    if good in alike(best, every, "replicas", by_all=True):
+    if good in _like(best, every):
         return f" Under {best.policy}, whose mean is the shortest, {number}."
     return f" Without that, under {best.policy}, {number}."
 
@@ -164,10 +173,11 @@ def _held_by_none(tried: Sequence[Cell], target: float, goal: str) -> tuple[str,
             "forgotten. Take faster devices, or allow for more time."
         )
         return BY_NONE, answer, Certainty.ESTIMATE
-    fewer = [cell for cell in tried if WIDELY * cell.fleet.replicas <= most.fleet.replicas]
-    if fewer and most.ttft_p95.mean > BRINGS * fewer[-1].ttft_p95.mean:
+    fewest = compared_with([cell.fleet.replicas for cell in tried], most.fleet.replicas)
+    fewer = next((cell for cell in tried if cell.fleet.replicas == fewest), None)
+    if fewer is not None and brings_little(most.ttft_p95.mean, fewer.ttft_p95.mean):
         answer = (
-            f"{goal} is not reached, and more replicas do not help: it takes {of_replicas(fewer[-1])}, and {of_replicas(most)}"
+            f"{goal} is not reached, and more replicas do not help: it takes {of_replicas(fewer)}, and {of_replicas(most)}"
             ". Take faster devices, or allow for more time."
         )
         return BY_NONE, answer, Certainty.MEASURED
@@ -185,8 +195,7 @@ def _kept(tried: Sequence[Cell]) -> Cell:
     return kept
 
 
-def _by_steps(tried: Sequence[Cell]) -> tuple[str, str]:
-    kept = _kept(tried)
+def _by_steps(tried: Sequence[Cell], kept: Cell) -> tuple[str, str]:
     if kept is tried[-1]:
         answer = "Each step that was tried made first tokens quicker by a fifth or more; more were not tried."
         return f"{kept.fleet.replicas} or more", answer

@@ -144,29 +144,27 @@ def test_a_folder_that_cannot_be_used_is_one_clear_error(tmp_path: Path) -> None
         played(CASES[:1], folder=tmp_path / "file")
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_policy_that_fails_ends_all_of_it(jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "failing_policy.py").write_text(
+def with_failing_policy(module: str, does: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Case]:
+    """Cases of which the first has a policy that does this where it is to choose. A ``module`` of one name is imported once."""
+    (tmp_path / f"{module}.py").write_text(
         "import msgspec\n"
         "class Mine(msgspec.Struct, frozen=True):\n"
         "    def choose(self, candidates, draw, asked):\n"
-        "        return 1 / 0\n"
+        f"        {does}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    cases = [Case(parse("failing_policy:Mine")[0], SIMPLE), *CASES]
+    return [Case(parse(f"{module}:Mine")[0], SIMPLE), *CASES]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_policy_that_fails_ends_all_of_it(jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = with_failing_policy("failing_policy", "return 1 / 0", tmp_path, monkeypatch)
     with pytest.raises(ZeroDivisionError):
         played(cases, jobs=jobs)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_want_of_memory_is_told_with_what_helps(jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "large_policy.py").write_text(
-        "import msgspec\n"
-        "class Mine(msgspec.Struct, frozen=True):\n"
-        "    def choose(self, candidates, draw, asked):\n"
-        "        raise MemoryError\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    cases = [Case(parse("large_policy:Mine")[0], SIMPLE), *CASES]
+    cases = with_failing_policy("large_policy", "raise MemoryError", tmp_path, monkeypatch)
     with pytest.raises(SimulationError, match=r"^a run takes more memory than there is: give replicas smaller caches"):
         played(cases, jobs=jobs)
